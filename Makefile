@@ -90,8 +90,8 @@ lock: $(BIN)/uv ## write the locks again; ARGS=--upgrade for the newest versions
 bench: $(VENV)/.test servers measuring ## the figures of docs and README, and ratios to what else one could take; ARGS="--json FILE"
 	@$(BIN)/python -m bench $(ARGS)
 
-simulate: $(VENV)/.package ## seeded worlds; SEEDS=0-999, SEEDS="7 11 13" or SEEDS=fresh COUNT=1000; AUTHORITY=memory
-	@$(BIN)/python -m fenced.testing.simulation $(SEEDS) --count $(COUNT) --authority $(AUTHORITY)
+simulate: $(VENV)/.test ## seeded worlds; SEEDS=0-999, SEEDS="7 11 13" or SEEDS=fresh COUNT=1000; AUTHORITY=memory
+	@$(BIN)/python -m fenced_testkit.simulation $(SEEDS) --count $(COUNT) --authority $(AUTHORITY)
 
 evidence: $(VENV)/.test servers ## the long figures, written to docs/evidence; ARGS="storms" for one of them
 	@$(BIN)/python -m evidence $(ARGS)
@@ -121,7 +121,7 @@ $(VENV)/.package: pyproject.toml | $(VENV)/.made
 $(VENV)/.test: $(foreach lock,test build walk,requirements/$(lock).lock) pyproject.toml | $(VENV)/.made
 	@echo "installing what the tests need into $(VENV)"
 	@$(PIP) install --require-hashes --requirement requirements/test.lock
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(PIP) install --no-deps --no-build-isolation --editable . --editable testkit
 	@rm -rf $(VENV)/wheels
 	@$(PIP) download --require-hashes --dest $(VENV)/wheels \
 	  --requirement requirements/build.lock --requirement requirements/walk.lock

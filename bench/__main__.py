@@ -19,7 +19,7 @@ from typing import cast
 import fenced
 from bench.figures import Figure, matrices, table
 from bench.interleaved import Effort
-from fenced.testing.servers import MissingProgram
+from fenced_testkit.servers import MissingProgram
 
 GROUPS = {
     "leases": "bench.leases",

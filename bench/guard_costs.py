@@ -17,8 +17,8 @@ import fenced
 from bench.figures import Figure, ratio
 from bench.interleaved import Action, Effort, medians
 from fenced import sql
-from fenced.decision import Rule
-from fenced.model import Stamp
+from fenced.values.decision import Rule
+from fenced.values.model import Stamp
 
 ROWS = 10_000
 ROUNDS = 250

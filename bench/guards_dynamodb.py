@@ -11,9 +11,9 @@ from typing import Any
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, medians
 from fenced.dynamodb import DynamoGuard
-from fenced.model import Stamp
-from fenced.testing.servers import DynamoServer
-from fenced.testing.servers.dynamodb import KEYS, TABLE
+from fenced.values.model import Stamp
+from fenced_testkit.servers import DynamoServer
+from fenced_testkit.servers.dynamodb import KEYS, TABLE
 
 ROUNDS = 300
 NAME = "stock/42"

@@ -10,15 +10,15 @@ from pathlib import Path
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, loaded_medians, medians
 from bench.on_etcd import DEFAULTS
+from fenced.client.guarding import Values
 from fenced.etcd import AsyncEtcdGuard, EtcdGuard
-from fenced.guarding import Values
-from fenced.model import Stamp
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.servers import EtcdServer
-from fenced.wire.etcd.address import EtcdAddress
-from fenced.wire.etcd.cluster import EtcdWire
-from fenced.wire.protobuf import data
+from fenced.stores.etcd.address import EtcdAddress
+from fenced.stores.etcd.wire.cluster import EtcdWire
+from fenced.stores.etcd.wire.protobuf import data
+from fenced.values.model import Stamp
+from fenced_testkit.servers import EtcdServer
 
 ROUNDS = 1000
 TASKS = 32

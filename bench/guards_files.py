@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, medians
 from fenced.files import FileGuard
-from fenced.model import Stamp
+from fenced.values.model import Stamp
 
 ROUNDS = 1000
 BODY = b"x" * 4096

@@ -9,10 +9,10 @@ from typing import Any
 
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, medians
-from fenced.model import Stamp
 from fenced.objects import ObjectGuard
-from fenced.testing.servers import SeaweedServer
-from fenced.testing.servers.seaweedfs import BUCKET
+from fenced.values.model import Stamp
+from fenced_testkit.servers import SeaweedServer
+from fenced_testkit.servers.seaweedfs import BUCKET
 
 ROUNDS = 200
 BODY = b"x" * 1024

@@ -20,8 +20,8 @@ from bench import guard_costs
 from bench.figures import Figure, ratio
 from bench.interleaved import Action, Effort, async_medians, medians
 from fenced import sql
-from fenced.testing.servers import PostgresqlServer
-from fenced.testing.servers.base import find_program
+from fenced_testkit.servers import PostgresqlServer
+from fenced_testkit.servers.base import find_program
 
 SETTINGS = {"shared_buffers": "128MB"}
 ROWS = 10_000

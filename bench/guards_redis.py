@@ -17,13 +17,13 @@ import redis.asyncio
 import fenced
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, loaded_medians, medians
-from fenced.guards.redis.clients import ClientChannel
-from fenced.guards.redis.fence import FenceOptions, RedisFence
-from fenced.model import Stamp
 from fenced.redis import RedisGuard
 from fenced.runtime.blocking import step
-from fenced.testing.servers import RedisServer
-from fenced.wire.resp import command
+from fenced.stores.redis.guard.clients import ClientChannel
+from fenced.stores.redis.guard.fence import FenceOptions, RedisFence
+from fenced.stores.redis.wire.resp import command
+from fenced.values.model import Stamp
+from fenced_testkit.servers import RedisServer
 
 ROUNDS = 4000
 CONNECTIONS = 50

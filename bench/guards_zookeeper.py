@@ -11,10 +11,10 @@ from kazoo.client import KazooClient  # type: ignore[import-untyped]
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, medians
 from bench.on_zookeeper import SETTINGS
-from fenced.guarding import Values
-from fenced.model import Stamp
-from fenced.testing.servers import ZooKeeperServer
+from fenced.client.guarding import Values
+from fenced.values.model import Stamp
 from fenced.zookeeper import ZooKeeperGuard
+from fenced_testkit.servers import ZooKeeperServer
 
 ROUNDS = 1000
 BODY = b"x" * 100

@@ -16,8 +16,8 @@ from bench.interleaved import Effort, async_medians, medians
 from fenced import sql
 from fenced.http import STAMP_HEADER, Before, BeforeHandler, Receiver, WsgiBefore, atomic
 from fenced.http.receiving import SCOPE_KEY, read_request
-from fenced.model import Stamp
-from fenced.testing.servers import PostgresqlServer
+from fenced.values.model import Stamp
+from fenced_testkit.servers import PostgresqlServer
 
 ROUNDS = 3000
 BATCH = 20

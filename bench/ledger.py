@@ -11,9 +11,9 @@ from typing import Any
 
 from bench.figures import Figure
 from bench.interleaved import Effort
-from fenced import registry
-from fenced.model import Ask, Granted, Holder, Release
+from fenced.client import registry
 from fenced.runtime.aio import AioRuntime
+from fenced.values.model import Ask, Granted, Holder, Release
 
 TASKS = 64
 ROUNDS = 5

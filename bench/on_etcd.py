@@ -22,11 +22,11 @@ from bench.figures import Figure, ratio
 from bench.interleaved import Effort, medians
 from bench.peers import CYCLES, NAME, Contest, compare, ourselves, ourselves_apart
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.servers import EtcdServer
-from fenced.wire.etcd import messages
-from fenced.wire.etcd.address import EtcdAddress
-from fenced.wire.etcd.cluster import EtcdWire
-from fenced.wire.protobuf import data, fields, integer, raw
+from fenced.stores.etcd.address import EtcdAddress
+from fenced.stores.etcd.wire import messages
+from fenced.stores.etcd.wire.cluster import EtcdWire
+from fenced.stores.etcd.wire.protobuf import data, fields, integer, raw
+from fenced_testkit.servers import EtcdServer
 
 TTL_SECONDS = 600
 BARE_PAIRS = 1000

@@ -14,7 +14,7 @@ from bench.contending import WARM_UP, AsyncLock, Kind, Lock
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, medians
 from bench.peers import NAME, compare, ourselves
-from fenced.testing.servers import Pgbouncer, PostgresqlServer
+from fenced_testkit.servers import Pgbouncer, PostgresqlServer
 
 SETTINGS = {"shared_buffers": "128MB"}
 """PostgreSQL's own default; the servers of the tests have less."""

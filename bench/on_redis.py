@@ -14,13 +14,13 @@ import redis.asyncio
 import redis_lock  # type: ignore[import-untyped]
 
 import fenced
-import fenced.authorities.redis
+import fenced.stores.redis.authority
 from bench import growth, requests
 from bench.contending import AsyncLock, Kind, Lock
 from bench.figures import Figure
 from bench.interleaved import Effort
 from bench.peers import NAME, compare, ourselves
-from fenced.testing.servers import RedisServer
+from fenced_testkit.servers import RedisServer
 
 EXPIRE_SECONDS = 30
 DEFAULTS = {"appendonly": "no", "save": "3600 1 300 100 60 10000"}
@@ -100,7 +100,7 @@ def _requests(server: RedisServer, effort: Effort) -> Iterator[Figure]:
 
 
 def _commands_in_scripts() -> set[str]:
-    folder = Path(fenced.authorities.redis.__file__).parent
+    folder = Path(fenced.stores.redis.authority.__file__).parent
     texts = [path.read_text() for path in folder.glob("*.lua")]
     return {word.lower() for text in texts for word in re.findall(r"call\(\s*'(\w+)'", text)}
 

@@ -16,10 +16,10 @@ from bench.figures import Figure, ratio
 from bench.interleaved import Effort, medians
 from bench.peers import NAME, compare, ourselves
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.servers import ZooKeeperServer
-from fenced.wire import jute
-from fenced.wire.zookeeper.address import ZooKeeperAddress
-from fenced.wire.zookeeper.connection import dial
+from fenced.stores.zookeeper.address import ZooKeeperAddress
+from fenced.stores.zookeeper.wire import jute
+from fenced.stores.zookeeper.wire.connection import dial
+from fenced_testkit.servers import ZooKeeperServer
 
 SETTINGS = {"tickTime": "2000", "minSessionTimeout": "4000", "maxSessionTimeout": "40000"}
 """ZooKeeper's own defaults; the servers of the tests are quicker to give up."""

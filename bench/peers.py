@@ -12,7 +12,7 @@ import fenced
 from bench.contending import WARM_UP, AsyncLock, Kind, Lock, async_drains, async_pairs, drains, pairs
 from bench.figures import Cell, Figure, advantage
 from bench.interleaved import Effort
-from fenced.client import Guarantee
+from fenced.client.faces import Guarantee
 
 NAME = "baton"
 PAIR = "pair"

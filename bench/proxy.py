@@ -24,8 +24,9 @@ from statistics import median
 
 from bench.figures import Figure
 from bench.interleaved import Effort
-from fenced.model import Stamp
-from fenced.testing.servers.base import MissingProgram, find_program, free_port
+from fenced.drills.relay.ports import free_port
+from fenced.values.model import Stamp
+from fenced_testkit.servers.base import MissingProgram, find_program
 
 CONNECTIONS = 64
 NAMES = 64

@@ -14,7 +14,7 @@ from bench.contending import SPREAD_SECONDS, Drain
 from bench.figures import Figure
 from bench.interleaved import Effort
 from bench.peers import Leased
-from fenced.client import Guarantee
+from fenced.client.faces import Guarantee
 
 WAITERS = 64
 WAITING_SECONDS = 10.0

@@ -26,16 +26,16 @@ from bench import handover
 from bench.figures import Figure
 from bench.interleaved import Effort, medians
 from bench.proxy import cpu_seconds
-from fenced import registry
-from fenced.model import Ask, Granted, Holder
+from fenced.client import registry
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.servers import EtcdServer, PostgresqlServer, ServiceServer
-from fenced.testing.servers.base import MissingProgram
-from fenced.wire.etcd import messages
-from fenced.wire.etcd.address import EtcdAddress
-from fenced.wire.etcd.cluster import EtcdWire
-from fenced.wire.protobuf import integer
+from fenced.stores.etcd.address import EtcdAddress
+from fenced.stores.etcd.wire import messages
+from fenced.stores.etcd.wire.cluster import EtcdWire
+from fenced.stores.etcd.wire.protobuf import integer
+from fenced.values.model import Ask, Granted, Holder
+from fenced_testkit.servers import EtcdServer, PostgresqlServer, ServiceServer
+from fenced_testkit.servers.base import MissingProgram
 
 CLIENTS = 64
 BATCH = 8

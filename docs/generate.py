@@ -17,11 +17,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # docs/testing.md lists the planted bugs, which are with the tests
 
+import fenced_testkit  # noqa: E402
 from fenced import errors, testing  # noqa: E402 (the line above comes first)
 from fenced.cli import exits  # noqa: E402
-from fenced.contracts import Trait  # noqa: E402
-from fenced.registry import BUILT_IN, Kind, one_per_class  # noqa: E402
-from fenced.wire.problems import PROBLEM_TYPES  # noqa: E402
+from fenced.client.registry import BUILT_IN, Kind, one_per_class  # noqa: E402
+from fenced.net.problems import PROBLEM_TYPES  # noqa: E402
+from fenced.values.contracts import Trait  # noqa: E402
 from tests.planted import bugs  # noqa: E402
 from tests.simulation.planting import planted  # noqa: E402
 
@@ -200,9 +201,9 @@ TABLES: dict[str, Callable[[], str]] = {
     },
     "authority checks": lambda: check_table(testing.AUTHORITY_CHECKS),
     "guard checks": lambda: check_table(testing.GUARD_CHECKS),
-    "outage checks": lambda: check_table(testing.OUTAGE_CHECKS),
-    "guard outage checks": lambda: check_table(testing.GUARD_OUTAGE_CHECKS),
-    "guard failover checks": lambda: check_table(testing.GUARD_FAILOVER_CHECKS),
+    "outage checks": lambda: check_table(fenced_testkit.OUTAGE_CHECKS),
+    "guard outage checks": lambda: check_table(fenced_testkit.GUARD_OUTAGE_CHECKS),
+    "guard failover checks": lambda: check_table(fenced_testkit.GUARD_FAILOVER_CHECKS),
     "planted bugs": bug_table,
     "problems": problem_table,
 }

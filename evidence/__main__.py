@@ -37,7 +37,7 @@ from evidence import (
     worlds,
     zookeeper_search,
 )
-from fenced.testing.servers import (
+from fenced_testkit.servers import (
     DynamoServer,
     EtcdServer,
     PostgresqlServer,
@@ -45,7 +45,7 @@ from fenced.testing.servers import (
     SeaweedServer,
     ZooKeeperServer,
 )
-from fenced.testing.servers.dynamodb import KEYS
+from fenced_testkit.servers.dynamodb import KEYS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "evidence"
 STORM_SECONDS = 60

@@ -17,8 +17,8 @@ from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Barrier
 from typing import Any, NamedTuple
 
+from fenced.client.registry import guard
 from fenced.errors import Conflict, Contended, Indeterminate, StaleToken, Unavailable
-from fenced.registry import guard
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.kit import NAME, by
 

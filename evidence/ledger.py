@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from evidence.power_cut import MEGABYTES, mounted
-from fenced.authorities.ledger.authority import LedgerAuthority
-from fenced.authorities.ledger.journal import FileJournal
-from fenced.authorities.ledger.ledger import BATCH_TOKENS_MAX, Ledger
-from fenced.model import Ask, Holder, Release
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.clocks import now_ns
+from fenced.stores.ledger.authority.authority import LedgerAuthority
+from fenced.stores.ledger.authority.journal import FileJournal
+from fenced.stores.ledger.authority.ledger import BATCH_TOKENS_MAX, Ledger
+from fenced.values.model import Ask, Holder, Release
 from tests.ledger.test_damage import damaged
 from tests.ledger.test_interrupts import interrupted_ledgers
 
@@ -28,7 +28,7 @@ TOGETHER = 1000
 
 HOLDER = """
 import os, sys, threading, fenced
-from fenced.authorities.ledger.ledger import Ledger
+from fenced.stores.ledger.authority.ledger import Ledger
 Ledger.snapshot_changes = 500
 if sys.argv[2] == "unsynced":  # the control: what would be lost if batches were not synced
     os.fdatasync = os.fsync = lambda file: None

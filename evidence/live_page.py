@@ -20,7 +20,7 @@ from typing import Any
 
 import fenced
 import fenced.sql
-from fenced.testing.servers import ServiceServer
+from fenced_testkit.servers import ServiceServer
 
 CHROMIUM = os.environ.get("FENCED_CHROMIUM", "/usr/bin/chromium")
 WIDTHS = {390: 760, 1280: 720, 3840: 2160}

@@ -24,9 +24,9 @@ from pika.exceptions import AMQPError
 
 import fenced
 from fenced import messages, sql
-from fenced.model import Stamp
-from fenced.testing.faults import Proxy
-from fenced.testing.servers import PostgresqlServer, RabbitmqServer
+from fenced.drills.relay import Proxy
+from fenced.values.model import Stamp
+from fenced_testkit.servers import PostgresqlServer, RabbitmqServer
 
 CONSUMERS = 3
 ORDERS = 10

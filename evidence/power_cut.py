@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fenced.authorities.sqlite.store import Store
 from fenced.runtime import clocks
+from fenced.stores.sqlite.authority.store import Store
 
 RUNS = 12
 MEGABYTES = 48
@@ -27,7 +27,7 @@ MEGABYTES = 48
 HOLDER = """
 import sys, fenced
 if sys.argv[2] == "unsynced":  # the control: what would be lost if grants were not synced
-    from fenced.authorities.sqlite import connecting
+    from fenced.stores.sqlite.authority import connecting
     prepare = connecting.StoreConnection.prepare
     connecting.StoreConnection.prepare = lambda self, durable: prepare(self, False)
 client = fenced.Client(f"sqlite:///{sys.argv[1]}/leases.db")

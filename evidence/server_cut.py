@@ -18,7 +18,7 @@ from typing import Any
 import redis
 
 from evidence.power_cut import mounted
-from fenced.testing.servers import PostgresqlServer, RedisServer
+from fenced_testkit.servers import PostgresqlServer, RedisServer
 
 RUNS = 6
 CONTROLS = 2

@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from evidence.power_cut import MEGABYTES, mounted
-from fenced.authorities.service.authority import ServiceAuthority
 from fenced.errors import FencedError
-from fenced.model import Ask, Granted, Holder
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.servers import ServiceServer
-from fenced.wire.service.address import service_address
+from fenced.stores.service.address import service_address
+from fenced.stores.service.authority.authority import ServiceAuthority
+from fenced.values.model import Ask, Granted, Holder
+from fenced_testkit.servers import ServiceServer
 
 CLIENTS = 16
 CRASHES = 20
 STORES = ("sqlite", "ledger")
 CONTROL = """
 import os, sys
-from fenced.authorities.sqlite import connecting
+from fenced.stores.sqlite.authority import connecting
 prepare = connecting.StoreConnection.prepare
 connecting.StoreConnection.prepare = lambda self, durable: prepare(self, False)
 os.fdatasync = os.fsync = lambda file: None

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import fenced
-from fenced.testing.servers import EtcdServer, PostgresqlServer, ServiceServer
+from fenced_testkit.servers import EtcdServer, PostgresqlServer, ServiceServer
 
 CLIENTS = 16
 NAMES = 8

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from fenced.testing.servers import EtcdServer, PostgresqlServer, ServiceServer
+from fenced_testkit.servers import EtcdServer, PostgresqlServer, ServiceServer
 
 KITS = {
     "authority_kit": "tests/conformance/authorities/test_service.py",

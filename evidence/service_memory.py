@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.interleaved import Effort
 from bench.service import CLIENTS, SECONDS, Generator
-from fenced.testing.servers import ServiceServer
+from fenced_testkit.servers import ServiceServer
 
 MINUTES = 30
 

@@ -16,7 +16,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 from schemathesis.core.result import Ok
 
-from fenced.testing.servers import ServiceServer
+from fenced_testkit.servers import ServiceServer
 
 EXAMPLES = 150
 NOT_CHECKED = {

@@ -16,7 +16,7 @@ import tempfile
 import time
 from typing import Any
 
-from fenced.testing.servers import ServiceServer
+from fenced_testkit.servers import ServiceServer
 
 WAITERS = 10_000
 NAMES = 100

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from fenced.testing.simulation import BACKENDS, fresh_seeds, simulate, site_of
-from fenced.testing.worlds.judge import PromiseBroken
+from fenced_testkit.simulation import BACKENDS, fresh_seeds, simulate, site_of
+from fenced_testkit.worlds.judge import PromiseBroken
 
 WORLDS = 10_000
 CHUNK = 100

@@ -14,10 +14,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
-from fenced.model import Ask, Busy, Ended, Granted, Holder, Kept, Released, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.servers import ZooKeeperServer
+from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
+from fenced.values.model import Ask, Busy, Ended, Granted, Holder, Kept, Released, Waiting
+from fenced_testkit.servers import ZooKeeperServer
 
 ROUNDS = 1_000
 STEPS = 40

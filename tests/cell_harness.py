@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from fenced.contracts import NamedValues, Runtime
-from fenced.decision import Rule
-from fenced.guards.shared.cellguard import CellGuard
-from fenced.guards.shared.cells import Cell
+from fenced.guards.cellguard import CellGuard
+from fenced.guards.cells import Cell
+from fenced.values.contracts import NamedValues, Runtime
+from fenced.values.decision import Rule
 
 At = Callable[[str, Runtime], CellGuard]
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from fenced.contracts import Colour, Runtime
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import AUTHORITY_CHECKS, COLOURS
 from fenced.testing.kit import Check, H
+from fenced.values.contracts import Colour, Runtime
 
 
 def play(story: Callable[[Runtime], Coroutine[Any, Any, None]], colour: Colour) -> None:

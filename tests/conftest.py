@@ -1,6 +1,6 @@
 """Real servers that the tests of one worker share; started by the first test that asks for them.
 
-A test that stops, breaks or reconfigures a server starts one of its own, from `fenced.testing.servers`, and
+A test that stops, breaks or reconfigures a server starts one of its own, from `fenced_testkit.servers`, and
 carries `@pytest.mark.xdist_group(...)` with the server's name: one worker runs all of that group, so that a server of a
 module is started once, and no group is so long that the other workers end up waiting for it.
 
@@ -23,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from fenced.runtime.machine import IN_MEMORY, mount_of
-from fenced.testing.servers import (
+from fenced_testkit.servers import (
     DynamoServer,
     EtcdServer,
     NatsServer,
@@ -34,7 +34,7 @@ from fenced.testing.servers import (
     SeaweedServer,
     ZooKeeperServer,
 )
-from fenced.testing.servers.dynamodb import KEYS
+from fenced_testkit.servers.dynamodb import KEYS
 from tests.walk.traveller import Traveller
 
 Prepare = Callable[[psycopg.Connection[Any]], None]

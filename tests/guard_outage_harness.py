@@ -7,15 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from fenced import timing
-from fenced.contracts import NamedValues, Runtime
-from fenced.decision import Rule
+from fenced.client.registry import guard
 from fenced.errors import StaleToken
-from fenced.registry import guard
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing import COLOURS, GUARD_OUTAGE_CHECKS, Check, Colour, GuardOutageHarness, run
+from fenced.testing import COLOURS, Check, Colour, run
 from fenced.testing.kit import NAME, by
-from fenced.testing.servers.base import Endpoint, Server
+from fenced.values import timing
+from fenced.values.contracts import NamedValues, Runtime
+from fenced.values.decision import Rule
+from fenced_testkit import GUARD_OUTAGE_CHECKS, GuardOutageHarness
+from fenced_testkit.servers.base import Endpoint, Server
 from tests.outage_harness import Opening, ServerAndProxy
 
 every_guard_outage = pytest.mark.parametrize(

@@ -8,14 +8,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from fenced.contracts import Authority, NamedValues, Runtime
-from fenced.model import Waiting, grant_id
-from fenced.registry import authority
-from fenced.testing import COLOURS, OUTAGE_CHECKS
-from fenced.testing.faults import Proxy
+from fenced.client.registry import authority
+from fenced.drills.relay import Proxy
+from fenced.net import heartbeat
+from fenced.testing import COLOURS
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers.base import Endpoint, Server
-from fenced.wire import heartbeat
+from fenced.values.contracts import Authority, NamedValues, Runtime
+from fenced.values.model import Waiting, grant_id
+from fenced_testkit import OUTAGE_CHECKS
+from fenced_testkit.servers.base import Endpoint, Server
 from tests.shifted import Shifted
 
 S = TypeVar("S", bound=Server)

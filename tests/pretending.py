@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fenced.contracts import Authority, Runtime
 from fenced.errors import Indeterminate, Unavailable
 from fenced.testing.kit import asking
+from fenced.values.contracts import Authority, Runtime
 
 DEADLINE = 0.2
 LONG = 10.0

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import ssl
 
-from fenced.contracts import ByteStream, Colour, Endpoint, Readable, Runtime, Selector, SocketLike, Wakeup
 from fenced.runtime import sockets
 from fenced.runtime.aio import LoopSocketStream
+from fenced.values.contracts import (
+    ByteStream,
+    Colour,
+    Endpoint,
+    Readable,
+    Runtime,
+    Selector,
+    SocketLike,
+    Wakeup,
+)
 
 
 class Shifted:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fenced.contracts import Colour
 from fenced.errors import FencedError, Misconfigured, Unsupported
-from fenced.guards.shared.engine import ConnectionClass, Driver, Engine
-from fenced.guards.sqlite.operator import SqliteOperator
-from fenced.guards.sqlite.refusals import refusal_in
-from fenced.guards.sqlite.sessions import PlainSession
-from fenced.guards.sqlite.tables import SqliteTable
+from fenced.guards.engine import ConnectionClass, Driver, Engine
+from fenced.stores.sqlite.guard.operator import SqliteOperator
+from fenced.stores.sqlite.guard.refusals import refusal_in
+from fenced.stores.sqlite.guard.sessions import PlainSession
+from fenced.stores.sqlite.guard.tables import SqliteTable
+from fenced.values.contracts import Colour
 
 
 class ToyError(Exception):

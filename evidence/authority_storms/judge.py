@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fenced import timing
 from fenced.core.acquiring import BACKOFF_MAX
+from fenced.values import timing
 
 Event = dict[str, Any]
 

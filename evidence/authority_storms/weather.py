@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from evidence.authority_storms import worker
+from fenced.drills.relay import Proxy
 from fenced.runtime.clocks import now
-from fenced.testing.faults import Proxy
-from fenced.testing.servers import EtcdServer, PostgresqlServer, RedisServer, ZooKeeperServer
-from fenced.testing.servers.base import Server
+from fenced_testkit.servers import EtcdServer, PostgresqlServer, RedisServer, ZooKeeperServer
+from fenced_testkit.servers.base import Server
 
 TICK_SECONDS = 0.05
 BURST_SECONDS = (0.5, 4.0)

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from fenced import errors as errors
     from fenced import events as events
     from fenced import sql as sql
-    from fenced.client import AsyncClient as AsyncClient
-    from fenced.client import AsyncLease as AsyncLease
-    from fenced.client import Client as Client
-    from fenced.client import Lease as Lease
-    from fenced.contracts import Versioned as Versioned
+    from fenced.client.faces import AsyncClient as AsyncClient
+    from fenced.client.faces import AsyncLease as AsyncLease
+    from fenced.client.faces import Client as Client
+    from fenced.client.faces import Lease as Lease
+    from fenced.client.guarding import AsyncValues as AsyncValues
+    from fenced.client.guarding import Values as Values
     from fenced.core.holding import State as State
     from fenced.errors import AlreadyApplied as AlreadyApplied
     from fenced.errors import Conflict as Conflict
@@ -46,24 +47,23 @@ if TYPE_CHECKING:
     from fenced.errors import Unavailable as Unavailable
     from fenced.errors import Uncovered as Uncovered
     from fenced.errors import Unsupported as Unsupported
-    from fenced.guarding import AsyncValues as AsyncValues
-    from fenced.guarding import Values as Values
-    from fenced.model import HeldBy as HeldBy
-    from fenced.model import Stamp as Stamp
+    from fenced.values.contracts import Versioned as Versioned
+    from fenced.values.model import HeldBy as HeldBy
+    from fenced.values.model import Stamp as Stamp
 
 __version__ = "0.2.0"
 
 _HOME = {
-    "Client": "fenced.client",
-    "AsyncClient": "fenced.client",
-    "Lease": "fenced.client",
-    "AsyncLease": "fenced.client",
-    "Values": "fenced.guarding",
-    "AsyncValues": "fenced.guarding",
+    "Client": "fenced.client.faces",
+    "AsyncClient": "fenced.client.faces",
+    "Lease": "fenced.client.faces",
+    "AsyncLease": "fenced.client.faces",
+    "Values": "fenced.client.guarding",
+    "AsyncValues": "fenced.client.guarding",
     "State": "fenced.core.holding",
-    "HeldBy": "fenced.model",
-    "Stamp": "fenced.model",
-    "Versioned": "fenced.contracts",
+    "HeldBy": "fenced.values.model",
+    "Stamp": "fenced.values.model",
+    "Versioned": "fenced.values.contracts",
     **dict.fromkeys(
         (
             "AlreadyApplied",

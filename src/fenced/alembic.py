@@ -19,7 +19,7 @@ import shlex
 from dataclasses import replace
 from typing import Any
 
-from fenced import registry
+from fenced.client import registry
 
 try:
     from alembic.autogenerate import comparators, renderers
@@ -31,13 +31,13 @@ try:
 except ImportError as error:
     raise registry.needs_package(__name__, error) from error
 
-from fenced.decision import Mode, Rule
 from fenced.errors import Misuse, Unsupported, shown
-from fenced.guards.shared.engine import Registered, TableGuard
-from fenced.guards.shared.spec import FAILS, Spec, described
+from fenced.guards.engine import Registered, TableGuard
+from fenced.guards.spec import FAILS, Spec, described
 from fenced.runtime.blocking import step
 from fenced.sql import AsyncGuard, Guard
 from fenced.sql.engines import on
+from fenced.values.decision import Mode, Rule
 
 __all__ = ["InstallGuardOp", "UninstallGuardOp"]
 

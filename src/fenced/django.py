@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from fenced import registry
+from fenced.client import registry
 
 try:
     from django.core.exceptions import RequestDataTooBig
@@ -34,17 +34,17 @@ try:
 except ImportError as error:
     raise registry.needs_package(__name__, error) from error
 
-from fenced.decision import Mode, Rule
+from fenced.client.guarding import Fences
 from fenced.errors import FencedError, Misconfigured, Refused
-from fenced.guarding import Fences
-from fenced.guards.shared.engine import TableGuard
-from fenced.guards.shared.spec import Spec
+from fenced.guards.engine import TableGuard
+from fenced.guards.spec import Spec
 from fenced.http.bodies import RememberedBody
 from fenced.http.receiving import ANSWERED, SCOPE_KEY, answer, read_request
 from fenced.proofs import VerifyingKey
 from fenced.runtime.blocking import step
 from fenced.sql import Guard, refusal
 from fenced.sql.engines import on
+from fenced.values.decision import Mode, Rule
 
 __all__ = ["InstallGuard", "ReceiverMiddleware", "atomic"]
 

@@ -16,7 +16,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
-    from fenced.model import HeldBy, Stamp
+    from fenced.values.model import HeldBy, Stamp
 
 __all__ = [
     "REFUSALS",

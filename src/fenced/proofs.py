@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fenced.errors import InvalidStamp, Misconfigured, Misuse, shown
-from fenced.model import Stamp
+from fenced.values.model import Stamp
 
 __all__ = ["Ed25519Key", "Ed25519Public", "HmacKey", "Proof", "VerifyingKey", "check_key_id", "verify"]
 

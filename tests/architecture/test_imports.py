@@ -17,6 +17,7 @@ pytestmark = pytest.mark.xdist_group("architecture")  # the sources are parsed o
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "fenced"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+LABORATORY = sorted((ROOT / "testkit" / "src").rglob("*.py"))
 
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
@@ -78,7 +79,7 @@ def test_only_the_cli_and_the_drills_print() -> None:
 
 
 SQL = re.compile(r"\s*(SELECT(?! is)|INSERT INTO|UPDATE \w+ SET|DELETE FROM|(CREATE|ALTER|DROP) [A-Z]+) ")
-SPEAK_SQL = ("authorities", "guards", "drills", "testing")
+SPEAK_SQL = ("stores", "guards", "drills", "testing")
 CLAUSES = "sql/clauses.py"  # fragments for the program's own statement
 
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import fenced as library
 from fenced import errors
 from fenced.cli import app, exits
-from fenced.durations import duration
+from fenced.values.durations import duration
 
 
 def waiting(fenced: Any, count: int) -> Callable[[], bool]:
@@ -254,7 +254,7 @@ def test_every_error_has_its_status() -> None:
 
 
 def test_help_is_fast_and_complete(fenced: Any) -> None:
-    heavy = "sqlite3 asyncio ssl json fenced.client fenced.drills.command".split()
+    heavy = "sqlite3 asyncio ssl json fenced.client.faces fenced.drills.command".split()
     code = f"""
 import sys
 from fenced.cli import main

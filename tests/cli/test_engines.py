@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 import fenced as library
-from fenced import registry
+from fenced.client import registry
 from fenced.sql import Guard, engines, refusal
 from fenced.testing.kit import stamp
 from tests.toy_engine import ToyConnection, ToyError
@@ -119,7 +119,7 @@ def test_a_program_with_sqlite_alone_loads_no_other_engine(tmp_path: Path) -> No
     """And never looks for entry points: that takes longer than opening the database."""
     program = f"""
 import sqlite3, sys, fenced.sql
-from fenced.model import Stamp
+from fenced.values.model import Stamp
 db = sqlite3.connect({str(tmp_path / "x.db")!r}, isolation_level=None)
 db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
 guard = fenced.sql.Guard(table="t", name="t/{{id}}")
@@ -130,8 +130,14 @@ print(*sys.modules, sep="\\n")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "fenced.guards.sqlite.tables" in loaded
-    others = {"fenced.guards.postgresql.tables", "importlib.metadata", "psycopg", "sqlalchemy", "django"}
+    assert "fenced.stores.sqlite.guard.tables" in loaded
+    others = {
+        "fenced.stores.postgresql.guard.tables",
+        "importlib.metadata",
+        "psycopg",
+        "sqlalchemy",
+        "django",
+    }
     assert not loaded & others
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import fenced
 from fenced import cli
-from fenced.moving import GAP
+from fenced.client.moving import GAP
 from fenced.sql import Guard
 
 ORDERS = Guard(table="orders", name="orders/{id}")

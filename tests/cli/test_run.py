@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import fenced as library
-from fenced.model import Stamp
+from fenced.values.model import Stamp
 
 # Scripts get the test's folder as their argument. `ready` is written when signals can come.
 READY = """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fenced.contracts import Trait
-from fenced.registry import BUILT_IN, Kind, one_per_class
+from fenced.client.registry import BUILT_IN, Kind, one_per_class
+from fenced.values.contracts import Trait
 
 TESTS = Path(__file__).parents[1]
 PROVES = re.compile(r"^# proves (\w+) (\w+): ([\w, -]+)$", re.MULTILINE)

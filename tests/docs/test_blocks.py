@@ -32,8 +32,8 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from fenced.testing.servers.base import free_port
-from fenced.testing.servers.dynamodb import KEYS
+from fenced.drills.relay.ports import free_port
+from fenced_testkit.servers.dynamodb import KEYS
 from tests.walk.traveller import Traveller
 
 ROOT = Path(__file__).parents[2]

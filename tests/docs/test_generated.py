@@ -21,7 +21,7 @@ def test_every_table_is_shown_somewhere() -> None:
 
 
 def test_every_invariant_of_the_judge_is_explained() -> None:
-    source = "".join(path.read_text() for path in (ROOT / "src/fenced/testing/worlds").glob("*.py"))
+    source = "".join(path.read_text() for path in (ROOT / "testkit/src/fenced_testkit/worlds").glob("*.py"))
     judged = set(re.findall(r'broken\("(\w+)"', source))
     told = set(re.findall(r"^\| (\w+) \|", (ROOT / "docs/testing.md").read_text(), re.MULTILINE))
     assert judged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fenced.registry import BUILT_IN
+from fenced.client.registry import BUILT_IN
 
 DOCS = Path(__file__).parents[2] / "docs"
 ABOUT_STAMPS = (

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fenced.client.registry import one_per_class
 from fenced.drills.command import drill
-from fenced.registry import one_per_class
-from fenced.testing.servers import PostgresqlServer, ServiceServer
+from fenced_testkit.servers import PostgresqlServer, ServiceServer
 
 pytestmark = pytest.mark.xdist_group("drills")
 

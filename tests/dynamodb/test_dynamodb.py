@@ -18,8 +18,8 @@ from botocore.config import Config
 from click.testing import CliRunner
 
 import fenced
-from fenced.contracts import MANY_NAMES
 from fenced.drills.command import drill
+from fenced.drills.relay import Fault, Proxy
 from fenced.dynamodb import AsyncDynamoGuard, DynamoGuard
 from fenced.errors import (
     Conflict,
@@ -31,13 +31,13 @@ from fenced.errors import (
     Uncovered,
     Unsupported,
 )
-from fenced.guards.dynamodb.cells import DynamoCells, DynamoMarks
-from fenced.guards.shared import cellguard
-from fenced.model import Stamp
+from fenced.guards import cellguard
 from fenced.runtime.blocking import step
-from fenced.testing.faults import Fault, Proxy
-from fenced.testing.servers import DynamoServer
-from fenced.testing.servers.dynamodb import TABLE
+from fenced.stores.dynamodb.guard.cells import DynamoCells, DynamoMarks
+from fenced.values.contracts import MANY_NAMES
+from fenced.values.model import Stamp
+from fenced_testkit.servers import DynamoServer
+from fenced_testkit.servers.dynamodb import TABLE
 from tests.entering import is_entered_once, is_entered_once_by_tasks
 from tests.guard_outage_harness import is_used_after_a_fork
 
@@ -252,7 +252,7 @@ def test_a_server_without_transactions(dynamo_server: DynamoServer, item: Item) 
     assert MANY_NAMES not in marks.traits
     with pytest.raises(StaleToken):
         guard.announce(stamp(4, 1, "b"))
-    carried = fenced.guarding.credential(stamp(5, 1, "a", "b"))
+    carried = fenced.client.guarding.credential(stamp(5, 1, "a", "b"))
     with pytest.raises(Unsupported):
         step(marks.write_many(carried, {"a": b"1", "b": b"1"}))
     assert step(marks.write(carried, "a", b"1")) == 1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fenced.contracts import Runtime
-from fenced.decision import Rule
-from fenced.testing import GUARD_OUTAGE_CHECKS, Check, Colour, GuardOutageHarness
-from fenced.testing.faults import Proxy
-from fenced.testing.servers import DynamoServer
-from fenced.testing.servers.dynamodb import KEYS, REGION, TABLE
+from fenced.drills.relay import Proxy
+from fenced.testing import Check, Colour
+from fenced.values.contracts import Runtime
+from fenced.values.decision import Rule
+from fenced_testkit import GUARD_OUTAGE_CHECKS, GuardOutageHarness
+from fenced_testkit.servers import DynamoServer
+from fenced_testkit.servers.dynamodb import KEYS, REGION, TABLE
 from tests.colours import alternating
 from tests.guard_outage_harness import GuardedHarness, run_outage
 from tests.outage_harness import own_server

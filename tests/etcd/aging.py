@@ -12,14 +12,14 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fenced.authorities.etcd.authority import EtcdAuthority
-from fenced.authorities.etcd.leases import EtcdLease, Leases
-from fenced.contracts import Authority, Runtime
-from fenced.model import Ask, AskAnswer, Granted, HeldBy, NameView, ReleaseAnswer, RenewAnswer
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.wire.etcd import messages
-from fenced.wire.etcd.address import EtcdAddress
-from fenced.wire.etcd.cluster import EtcdWire
+from fenced.stores.etcd.address import EtcdAddress
+from fenced.stores.etcd.authority.authority import EtcdAuthority
+from fenced.stores.etcd.authority.leases import EtcdLease, Leases
+from fenced.stores.etcd.wire import messages
+from fenced.stores.etcd.wire.cluster import EtcdWire
+from fenced.values.contracts import Authority, Runtime
+from fenced.values.model import Ask, AskAnswer, Granted, HeldBy, NameView, ReleaseAnswer, RenewAnswer
 from tests.shifted import Shifted
 
 LEASE_REVOKE = "/etcdserverpb.Lease/LeaseRevoke"

@@ -13,18 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fenced
-from fenced.authorities.etcd import probe
-from fenced.authorities.etcd.authority import EtcdAuthority
-from fenced.authorities.etcd.keys import ClaimInfo, KeyRecord, Keys
 from fenced.errors import Misconfigured, Misuse, Unavailable, Unsupported
-from fenced.model import Busy, Ended, Granted, Holder, Kept, Released, Waiting, grant_id
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.etcd.address import EtcdAddress
+from fenced.stores.etcd.authority import probe
+from fenced.stores.etcd.authority.authority import EtcdAuthority
+from fenced.stores.etcd.authority.keys import ClaimInfo, KeyRecord, Keys
+from fenced.stores.etcd.wire import messages, protobuf
 from fenced.testing.inputs import ODD_NAMES
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers import EtcdServer
-from fenced.wire import protobuf
-from fenced.wire.etcd import messages
-from fenced.wire.etcd.address import EtcdAddress
+from fenced.values.model import Busy, Ended, Granted, Holder, Kept, Released, Waiting, grant_id
+from fenced_testkit.servers import EtcdServer
 from tests.etcd.aging import LEASE_REVOKE, Time
 from tests.shifted import Shifted
 
@@ -245,7 +244,7 @@ def test_known_bugs(version: str, tokens: set[int], leases: int) -> None:
 def test_the_names_of_a_client_hang_on_one_lease(authority: EtcdAuthority) -> None:
     """One keep-alive for all, and they expire together; and a ttl is what the server made of it."""
     first, second = asking(RUNTIME, "a", ttl=1.4), asking(RUNTIME, "b", ttl=1.4)
-    second = fenced.model.Ask(second.secret, second.names, second.ttl, first.holder)
+    second = fenced.values.model.Ask(second.secret, second.names, second.ttl, first.holder)
     one, two = step(granted(authority, first)), step(granted(authority, second))
     assert one.ttl == two.ttl == 2.0 and 0 < two.remaining <= one.ttl
     assert len({mine.lease for mine in authority._attempts.live.values()}) == 1
@@ -262,7 +261,7 @@ def test_a_name_granted_on_an_old_session_has_its_rest(authority: EtcdAuthority)
     step(granted(authority, first))
     time.sleep(1.1)
     second = asking(RUNTIME, "b", ttl=10)
-    second = fenced.model.Ask(second.secret, second.names, second.ttl, first.holder)
+    second = fenced.values.model.Ask(second.secret, second.names, second.ttl, first.holder)
     assert step(granted(authority, second)).remaining < 9.0
 
 
@@ -277,7 +276,7 @@ def test_a_deleted_name_is_revoked(etcd_server: EtcdServer, authority: EtcdAutho
     assert step(authority.renew([taken.secret, kept.secret])) == [Ended("revoked"), Kept(10.0)]
     # And if the same client takes it again, on the same lease, the old attempt is not revived by that.
     again = asking(RUNTIME, "taken")
-    again = fenced.model.Ask(again.secret, again.names, again.ttl, taken.holder)
+    again = fenced.values.model.Ask(again.secret, again.names, again.ttl, taken.holder)
     step(granted(authority, again))
     assert step(authority.renew([taken.secret, again.secret])) == [Ended("revoked"), Kept(10.0)]
     assert step(authority.release(taken.secret)) == Ended("revoked")
@@ -312,7 +311,7 @@ def test_a_session_that_was_revoked_is_replaced(authority: EtcdAuthority) -> Non
     assert lease is not None
     step(authority._wire.call(LEASE_REVOKE, messages.lease_id(lease.id), RUNTIME.now() + 5))
     second = asking(RUNTIME, "a")
-    second = fenced.model.Ask(second.secret, second.names, second.ttl, first.holder)
+    second = fenced.values.model.Ask(second.secret, second.names, second.ttl, first.holder)
     step(granted(authority, second))
     assert step(authority.renew([first.secret, second.secret])) == [Ended("expired"), Kept(10.0)]
 
@@ -385,7 +384,7 @@ def test_a_waiter_is_pushed_and_asks_nothing(etcd_server: EtcdServer) -> None:
 
 def test_a_thousand_leases_are_one_keep_alive(etcd_server: EtcdServer, authority: EtcdAuthority) -> None:
     asks = [asking(RUNTIME, f"orders/{number}", ttl=30) for number in range(300)]
-    asks = [fenced.model.Ask(ask.secret, ask.names, ask.ttl, asks[0].holder) for ask in asks]
+    asks = [fenced.values.model.Ask(ask.secret, ask.names, ask.ttl, asks[0].holder) for ask in asks]
     for ask in asks:
         step(granted(authority, ask))
     before = received(etcd_server)

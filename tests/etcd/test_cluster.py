@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 import fenced
-from fenced.authorities.etcd.authority import EtcdAuthority
-from fenced.contracts import Authority
 from fenced.core.holding import State
 from fenced.errors import Indeterminate, Misconfigured, NotGranted, Unavailable
-from fenced.model import Busy, Ended, Granted, Kept, Released, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing import GUARD_FAILOVER_CHECKS, Check, GuardFailoverHarness, run
+from fenced.stores.etcd.authority.authority import EtcdAuthority
+from fenced.stores.etcd.wire.cluster import TRY_SECONDS
+from fenced.testing import Check, run
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers import EtcdCluster, EtcdServer
-from fenced.wire.etcd.cluster import TRY_SECONDS
+from fenced.values.contracts import Authority
+from fenced.values.model import Busy, Ended, Granted, Kept, Released, Waiting
+from fenced_testkit import GUARD_FAILOVER_CHECKS, GuardFailoverHarness
+from fenced_testkit.servers import EtcdCluster, EtcdServer
 from tests.guard_outage_harness import FailoverHarness
 
 pytestmark = pytest.mark.xdist_group("etcd")
@@ -160,7 +161,7 @@ def test_more_callers_than_connections_leave_a_frozen_member(
     cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those who wait for a connection still have time for the next member, when those who have one give up."""
-    monkeypatch.setattr("fenced.wire.etcd.cluster.CONNECTIONS_MAX", 1)
+    monkeypatch.setattr("fenced.stores.etcd.wire.cluster.CONNECTIONS_MAX", 1)
     follower = cluster.followers()[0]
     authority = opened(cluster.url())
     at_member(authority, cluster, follower)

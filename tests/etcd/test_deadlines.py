@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.etcd.authority import EtcdAuthority
-from fenced.contracts import Colour, Runtime
 from fenced.errors import Indeterminate, Unavailable
-from fenced.model import Granted, Waiting
 from fenced.runtime.aio import AioRuntime, LoopSocketStream
 from fenced.runtime.sockets import SocketStream
+from fenced.stores.etcd.authority.authority import EtcdAuthority
+from fenced.stores.etcd.wire import http2
 from fenced.testing import COLOURS
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers import EtcdServer
-from fenced.wire import http2
+from fenced.values.contracts import Colour, Runtime
+from fenced.values.model import Granted, Waiting
+from fenced_testkit.servers import EtcdServer
 from tests.colours import play
 from tests.pretending import DEADLINE, LONG, drip, every_call_ends, pretender, silence, takes
 

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 import pytest
 
 import fenced
-from fenced.authorities.etcd.authority import EtcdAuthority
-from fenced.contracts import Authority, Readable
+from fenced.drills.relay import Fault
 from fenced.errors import FencedError, Indeterminate, Unavailable
-from fenced.model import Ask, Busy, Ended, Granted, Kept, Released, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.faults import Fault
+from fenced.stores.etcd.address import EtcdAddress
+from fenced.stores.etcd.authority.authority import EtcdAuthority
+from fenced.stores.etcd.wire import messages
+from fenced.stores.etcd.wire.cluster import EtcdWire, NoSpace
+from fenced.stores.etcd.wire.protobuf import integer
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers import EtcdServer
-from fenced.wire.etcd import messages
-from fenced.wire.etcd.address import EtcdAddress
-from fenced.wire.etcd.cluster import EtcdWire, NoSpace
-from fenced.wire.protobuf import integer
+from fenced.values.contracts import Authority, Readable
+from fenced.values.model import Ask, Busy, Ended, Granted, Kept, Released, Waiting
+from fenced_testkit.servers import EtcdServer
 from tests.etcd.test_outages import Harness
 from tests.shifted import Shifted
 

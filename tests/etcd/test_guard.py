@@ -13,8 +13,8 @@ import etcd3gw
 import pytest
 
 import fenced
-from fenced import timing
-from fenced.contracts import MANY_NAMES
+from fenced.drills.relay import Proxy
+from fenced.drills.relay.proxy import http2_reply
 from fenced.errors import (
     Conflict,
     Indeterminate,
@@ -27,17 +27,17 @@ from fenced.errors import (
     Unsupported,
 )
 from fenced.etcd import AsyncEtcdGuard, EtcdGuard
-from fenced.guards.etcd import values
-from fenced.guards.etcd.values import EtcdValues, EtcdWrites
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.faults import Proxy
-from fenced.testing.faults.proxy import http2_reply
+from fenced.stores.etcd.claims import ClaimKeys
+from fenced.stores.etcd.guard import values
+from fenced.stores.etcd.guard.values import EtcdValues, EtcdWrites
+from fenced.stores.etcd.wire import messages
+from fenced.stores.etcd.wire.cluster import EtcdWire, NoSpace
+from fenced.stores.etcd.wire.messages import delete, txn
 from fenced.testing.kit import NAME, by, stamp
-from fenced.testing.servers import EtcdServer
-from fenced.wire.etcd import messages
-from fenced.wire.etcd.claims import ClaimKeys
-from fenced.wire.etcd.cluster import EtcdWire, NoSpace
-from fenced.wire.etcd.messages import delete, txn
+from fenced.values import timing
+from fenced.values.contracts import MANY_NAMES
+from fenced_testkit.servers import EtcdServer
 from tests.entering import is_entered_once, is_entered_once_by_tasks
 from tests.guard_outage_harness import is_used_after_a_fork
 

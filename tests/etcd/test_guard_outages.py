@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from fenced.contracts import Runtime
-from fenced.decision import Rule
-from fenced.guards.shared import cellguard
-from fenced.testing import GUARD_OUTAGE_CHECKS, Check, Colour, GuardOutageHarness
-from fenced.testing.faults import Proxy
-from fenced.testing.faults.proxy import http2_reply
+from fenced.drills.relay import Proxy
+from fenced.drills.relay.proxy import http2_reply
+from fenced.guards import cellguard
+from fenced.testing import Check, Colour
 from fenced.testing.kit import CheckFailed
-from fenced.testing.servers import EtcdServer
+from fenced.values.contracts import Runtime
+from fenced.values.decision import Rule
+from fenced_testkit import GUARD_OUTAGE_CHECKS, GuardOutageHarness
+from fenced_testkit.servers import EtcdServer
 from tests.guard_outage_harness import GuardedHarness, every_guard_outage, run_outage
 from tests.outage_harness import own_server
 

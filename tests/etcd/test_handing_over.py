@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 import fenced
-from fenced.authorities.etcd.authority import EtcdAuthority
-from fenced.authorities.etcd.leases import EtcdLease
-from fenced.authorities.etcd.progress import TICKET_SECONDS
+from fenced.drills.relay import Fault, Proxy, http2_reply
 from fenced.errors import Indeterminate
-from fenced.model import Ask, Busy, Ended, Granted, Kept, Released, Waiting, grant_id
 from fenced.runtime.blocking import step
-from fenced.testing.faults import Fault, Proxy, http2_reply
+from fenced.stores.etcd.authority.authority import EtcdAuthority
+from fenced.stores.etcd.authority.leases import EtcdLease
+from fenced.stores.etcd.authority.progress import TICKET_SECONDS
+from fenced.stores.etcd.wire import messages
 from fenced.testing.kit import asking as asking_as_a_new_holder
 from fenced.testing.kit import granted
-from fenced.testing.servers import EtcdServer
-from fenced.wire.etcd import messages
+from fenced.values.model import Ask, Busy, Ended, Granted, Kept, Released, Waiting, grant_id
+from fenced_testkit.servers import EtcdServer
 from tests.etcd.aging import LEASE_REVOKE
 from tests.etcd.test_authority import RUNTIME, opened, received
 

@@ -7,8 +7,8 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenced.wire import http2
-from fenced.wire.http2 import GrpcConnection, GrpcStatus, MalformedFrame, StreamRefused, frame
+from fenced.stores.etcd.wire import http2
+from fenced.stores.etcd.wire.http2 import GrpcConnection, GrpcStatus, MalformedFrame, StreamRefused, frame
 
 HEAD = http2.head("http", "h1:2379", "/a/b", [("hasleader", "true")], "")
 GREETED = frame(http2.HEADERS, http2.END_HEADERS, 1, b"\x88")

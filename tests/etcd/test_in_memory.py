@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from fenced.runtime.world import World
-from fenced.testing.servers import EtcdServer
-from fenced.testing.worlds.etcd_cluster import InMemoryEtcd
-from fenced.wire import http2
-from fenced.wire.etcd import messages
-from fenced.wire.etcd.messages import delete, get, put, txn
-from fenced.wire.http2 import GrpcConnection, GrpcStatus
-from fenced.wire.protobuf import data, fields, integer, message, raw, signed, whole
+from fenced.stores.etcd.wire import http2, messages
+from fenced.stores.etcd.wire.http2 import GrpcConnection, GrpcStatus
+from fenced.stores.etcd.wire.messages import delete, get, put, txn
+from fenced.stores.etcd.wire.protobuf import data, fields, integer, message, raw, signed, whole
+from fenced_testkit.runtime.world import World
+from fenced_testkit.servers import EtcdServer
+from fenced_testkit.worlds.etcd_cluster import InMemoryEtcd
 
 pytestmark = pytest.mark.xdist_group("etcd in memory")  # one server for all
 

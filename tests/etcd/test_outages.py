@@ -2,10 +2,11 @@
 
 import pytest
 
-from fenced.contracts import Colour, Runtime
-from fenced.testing import COLOURS, Check, OutageHarness, run
-from fenced.testing.faults import Proxy, http2_reply
-from fenced.testing.servers import EtcdServer
+from fenced.drills.relay import Proxy, http2_reply
+from fenced.testing import COLOURS, Check, run
+from fenced.values.contracts import Colour, Runtime
+from fenced_testkit import OutageHarness
+from fenced_testkit.servers import EtcdServer
 from tests.colours import play
 from tests.outage_harness import (
     ProxiedHarness,

@@ -10,19 +10,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.authorities.etcd.authority import EtcdAuthority
-from fenced.authorities.etcd.watching import REOPEN_SECONDS, EtcdWakeups, Target
-from fenced.contracts import Readable
 from fenced.errors import FencedError, Indeterminate, Misuse, Unavailable
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.etcd.address import EtcdAddress
+from fenced.stores.etcd.authority.authority import EtcdAuthority
+from fenced.stores.etcd.authority.watching import REOPEN_SECONDS, EtcdWakeups, Target
+from fenced.stores.etcd.wire import http2, messages, protobuf
+from fenced.stores.etcd.wire.cluster import EtcdWire
+from fenced.stores.etcd.wire.connection import EtcdConnection, EtcdStream
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers import EtcdServer
-from fenced.wire import http2, protobuf
-from fenced.wire.etcd import messages
-from fenced.wire.etcd.address import EtcdAddress
-from fenced.wire.etcd.cluster import EtcdWire
-from fenced.wire.etcd.connection import EtcdConnection, EtcdStream
+from fenced.values.contracts import Readable
+from fenced_testkit.servers import EtcdServer
 
 RUNTIME = BlockingRuntime()
 TARGET = Target(b"watched", 1)
@@ -238,7 +237,7 @@ def test_an_answer_that_cannot_be_read_says_nothing_of_the_request() -> None:
 
 
 def test_more_callers_than_connections(etcd_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fenced.wire.etcd.cluster.CONNECTIONS_MAX", 2)
+    monkeypatch.setattr("fenced.stores.etcd.wire.cluster.CONNECTIONS_MAX", 2)
     authority = EtcdAuthority.at(etcd_url, RUNTIME, secrets.token_hex(8))
     step(authority.open())
     tokens: list[int] = []

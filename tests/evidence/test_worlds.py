@@ -3,7 +3,7 @@
 import pytest
 
 from evidence import worlds
-from fenced.testing.simulation import BACKENDS, seeds_of
+from fenced_testkit.simulation import BACKENDS, seeds_of
 from tests.simulation.planting import planted
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import fenced
 from fenced import events
-from fenced.authorities.sqlite.store import Store
 from fenced.runtime.blocking import step
+from fenced.stores.sqlite.authority.store import Store
 
 
 def url(tmp_path: Path) -> str:
@@ -79,7 +79,7 @@ def test_the_end_of_the_block_raises_when_the_lease_did_not_last(tmp_path: Path)
 
 def test_a_release_that_cannot_be_told_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The section is over either way; the client goes on telling the authority."""
-    monkeypatch.setattr("fenced.timing.CALL_SECONDS", 0.2)
+    monkeypatch.setattr("fenced.values.timing.CALL_SECONDS", 0.2)
     seen: list[object] = []
     client = fenced.Client(url(tmp_path), on_event=seen.append)
     client.acquire("warm").release()

@@ -16,13 +16,13 @@ import pytest
 
 import fenced
 from fenced import events
-from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.core import acquiring
 from fenced.core.acquiring import LeaseRequest
 from fenced.core.callbacks import Reporter
 from fenced.errors import Unavailable
 from fenced.runtime import clocks
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.testing.kit import lease_engine
 
 

@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from fenced.guards.files import disk
+from fenced.stores.files.guard import disk
 
 Kind = Literal["dies", "fails", "fails from then on", "is interrupted"]
 _ERRORS = (errno.EIO, errno.ENOSPC, errno.EACCES, errno.EMFILE)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from fenced.model import Stamp
+from fenced.values.model import Stamp
 
 REALM = "00000000000000aa"
 NAME = "daily.csv"

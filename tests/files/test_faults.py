@@ -21,16 +21,16 @@ from typing import Any, get_args
 import pytest
 
 from fenced import files
-from fenced.decision import Rule
+from fenced.client.guarding import credential
 from fenced.errors import FencedError, Indeterminate, StaleToken
 from fenced.files import FileGuard
-from fenced.guarding import credential
-from fenced.guards.files import disk, locked, pages
-from fenced.guards.files import folder as folders
-from fenced.guards.files.disk import PRIVATE
-from fenced.guards.files.locked import LockedName, Marked, Room
-from fenced.guards.files.values import FileCells, FileValues
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.files.guard import disk, locked, pages
+from fenced.stores.files.guard import folder as folders
+from fenced.stores.files.guard.disk import PRIVATE
+from fenced.stores.files.guard.locked import LockedName, Marked, Room
+from fenced.stores.files.guard.values import FileCells, FileValues
+from fenced.values.decision import Rule
 from tests.files.faults import Died, Fault, Kind, injected
 from tests.files.support import NAME, contents, forked, stamp, unfinished
 from tests.files.test_files import test_tokens_of_eight_processes_never_fall as eight_processes

@@ -15,10 +15,10 @@ import pytest
 import fenced
 from fenced.errors import Contended, Misconfigured, Misuse, StaleToken, Unavailable, Uncovered
 from fenced.files import FileGuard
-from fenced.guards.files import folder as folders
-from fenced.guards.files import pages
-from fenced.guards.files.locked import file_of
 from fenced.runtime import machine
+from fenced.stores.files.guard import folder as folders
+from fenced.stores.files.guard import pages
+from fenced.stores.files.guard.locked import file_of
 from tests.files.support import NAME, contents, fork, forked, stamp
 
 # What it does.

@@ -15,9 +15,9 @@ import pytest
 
 from fenced.errors import FencedError, Misconfigured, Misuse, StaleToken, Unavailable
 from fenced.files import FileGuard
-from fenced.guards.files.locked import Marked, file_of
-from fenced.guards.files.pages import SIZE, Page
-from fenced.model import Stamp
+from fenced.stores.files.guard.locked import Marked, file_of
+from fenced.stores.files.guard.pages import SIZE, Page
+from fenced.values.model import Stamp
 from tests.files.support import NAME, contents, fork, forked, stamp, unfinished
 
 

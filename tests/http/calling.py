@@ -10,8 +10,8 @@ from typing import Any
 from fenced.http.asgi import App
 from fenced.http.protocol import fence_headers
 from fenced.http.wsgi import WsgiApp
-from fenced.model import Stamp
 from fenced.proofs import Proof
+from fenced.values.model import Stamp
 from tests.http.serving import Reply
 
 Pairs = Iterable[tuple[bytes, bytes]]

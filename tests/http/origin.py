@@ -8,11 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from fenced.decision import Mark, Verdict, judge
 from fenced.errors import REFUSALS, AlreadyApplied, FencedError
 from fenced.http.protocol import SAFE_METHODS, read_fence
+from fenced.net.problems import problem
 from fenced.proofs import Proof
-from fenced.wire.problems import problem
+from fenced.values.decision import Mark, Verdict, judge
 
 Answer = tuple[int, list[tuple[str, str]], bytes]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fenced.http.protocol import fence_headers
-from fenced.model import Stamp
+from fenced.net.problems import TYPE_PREFIX
 from fenced.proofs import Proof
-from fenced.wire.problems import TYPE_PREFIX
+from fenced.values.model import Stamp
 
 ROOT = Path(__file__).parents[2]
 REALM = "ab" * 8

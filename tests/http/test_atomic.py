@@ -16,9 +16,9 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 
 import fenced
 from fenced import sql
-from fenced.decision import Rule
 from fenced.http import Receiver, WsgiReceiver, atomic, replies_table
 from fenced.proofs import HmacKey
+from fenced.values.decision import Rule
 from tests.http.calling import call_asgi, call_wsgi, environ_of, pairs_of
 from tests.http.serving import Reply, stamp
 

@@ -20,10 +20,10 @@ from fenced.http import Before, Receiver, WsgiBefore, WsgiReceiver
 from fenced.http.bodies import BODY_BYTES_MAX
 from fenced.http.replies import REPLY_BYTES_MAX, KeptReply
 from fenced.http.running import RunningRequest, RunningRequests
+from fenced.net.problems import PROBLEM_TYPES, TYPE_PREFIX, problem
 from fenced.proofs import HmacKey
-from fenced.runtime.simulated import SimulatedRuntime
-from fenced.runtime.world import Process, World
-from fenced.wire.problems import PROBLEM_TYPES, TYPE_PREFIX, problem
+from fenced_testkit.runtime.simulated import SimulatedRuntime
+from fenced_testkit.runtime.world import Process, World
 from tests.http.calling import Pairs, call_asgi, call_wsgi, environ_of, pairs_of
 from tests.http.serving import Reply, stamp
 

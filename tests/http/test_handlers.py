@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 import fenced
 from fenced.http import BeforeHandler, Receiver, WsgiReceiver, flask_answer
-from fenced.model import Stamp
+from fenced.values.model import Stamp
 from tests.http.calling import call_asgi, call_wsgi, pairs_of
 from tests.http.serving import Reply, stamp
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from fenced import errors
 from fenced.http.protocol import fence_headers, read_fence
-from fenced.model import NAMES_MAX, SEQ_MAX, TOKEN_MAX, Stamp
+from fenced.net import problems
+from fenced.net.problems import PROBLEM_MEDIA_TYPE, PROBLEM_TYPES, error_from, problem
 from fenced.proofs import Proof
 from fenced.testing import vectors
-from fenced.wire import problems
-from fenced.wire.problems import PROBLEM_MEDIA_TYPE, PROBLEM_TYPES, error_from, problem
+from fenced.values.model import NAMES_MAX, SEQ_MAX, TOKEN_MAX, Stamp
 
 HEX = "0123456789abcdef"
 NAMES = st.text(

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import pytest
 
 import fenced
-from fenced.testing.servers import PostgresqlServer
+from fenced_testkit.servers import PostgresqlServer
 from tests.http.counting import RULES, WAYS, create_tables, name_of
 from tests.http.serving import Browser, serving, stamp
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from fenced.authorities.ledger.ledger import BATCH_TOKENS_MAX
 from fenced.errors import Misconfigured, Misuse, Unavailable
-from fenced.model import Granted, Kept, Released
 from fenced.runtime.blocking import step
+from fenced.stores.ledger.authority.ledger import BATCH_TOKENS_MAX
 from fenced.testing.kit import asking
+from fenced.values.model import Granted, Kept, Released
 from tests.ledger.test_journal import places, segment
 from tests.ledger.test_ledger import RUNTIME, lease, opened, token_of
 
@@ -157,8 +157,8 @@ def test_an_older_copy_of_a_segment_is_refused_where_the_head_can_tell(tmp_path:
 
 def test_one_batch_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that hangs collects no more than the next process would skip."""
-    monkeypatch.setattr("fenced.authorities.ledger.ledger.OPERATIONS_MAX", 8)
-    monkeypatch.setattr("fenced.authorities.ledger.authority.OPERATIONS_MAX", 8)
+    monkeypatch.setattr("fenced.stores.ledger.authority.ledger.OPERATIONS_MAX", 8)
+    monkeypatch.setattr("fenced.stores.ledger.authority.authority.OPERATIONS_MAX", 8)
     authority = opened(tmp_path / "leases.db")
     ledger, rows = authority._ledger, authority._rows
     assert ledger is not None and rows is not None

@@ -21,17 +21,17 @@ from typing import Any
 
 import pytest
 
-import fenced.authorities
-from fenced.authorities.ledger.authority import LedgerAuthority
-from fenced.authorities.ledger.ledger import Ledger
-from fenced.authorities.memory import MemoryAuthority, MemoryStore
+import fenced
 from fenced.errors import Unavailable
-from fenced.model import Ask, Granted, Kept, Released, Waiting
 from fenced.runtime.blocking import step
+from fenced.stores.ledger.authority.authority import LedgerAuthority
+from fenced.stores.ledger.authority.ledger import Ledger
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.testing.kit import asking
+from fenced.values.model import Ask, Granted, Kept, Released, Waiting
 from tests.ledger.test_ledger import RUNTIME, opened
 
-CODE = str(Path(fenced.authorities.__file__).parent)
+CODE = tuple(str(Path(fenced.__file__).parent / room) for room in ("leases", "stores"))
 SERIES = "5" * 32
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import fenced
-from fenced.authorities.ledger import journal as journals
-from fenced.authorities.ledger import segments
-from fenced.authorities.ledger.authority import LedgerAuthority
-from fenced.authorities.ledger.journal import Batch, FileJournal
-from fenced.authorities.ledger.ledger import Ledger
 from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
 from fenced.runtime.blocking import step
+from fenced.stores.ledger.authority import journal as journals
+from fenced.stores.ledger.authority import segments
+from fenced.stores.ledger.authority.authority import LedgerAuthority
+from fenced.stores.ledger.authority.journal import Batch, FileJournal
+from fenced.stores.ledger.authority.ledger import Ledger
 from tests.ledger.test_ledger import RUNTIME, batches, lease, opened, token_of
 
 

@@ -14,15 +14,18 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.ledger import authority as module
-from fenced.authorities.ledger import journal as journals
-from fenced.authorities.ledger import segments
-from fenced.authorities.ledger.authority import LedgerAuthority
-from fenced.authorities.ledger.changes import IDLE_EVERY_COUNTS
-from fenced.authorities.ledger.journal import Batch, FileJournal
-from fenced.authorities.ledger.ledger import Ledger
 from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
-from fenced.model import (
+from fenced.runtime.aio import AioRuntime
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.ledger.authority import authority as module
+from fenced.stores.ledger.authority import journal as journals
+from fenced.stores.ledger.authority import segments
+from fenced.stores.ledger.authority.authority import LedgerAuthority
+from fenced.stores.ledger.authority.changes import IDLE_EVERY_COUNTS
+from fenced.stores.ledger.authority.journal import Batch, FileJournal
+from fenced.stores.ledger.authority.ledger import Ledger
+from fenced.testing.kit import asking, granted
+from fenced.values.model import (
     Ask,
     Busy,
     Ended,
@@ -36,9 +39,6 @@ from fenced.model import (
     Withdrawal,
     series_id,
 )
-from fenced.runtime.aio import AioRuntime
-from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.kit import asking, granted
 from tests.conformance.authorities.test_ledger import picture
 from tests.sqlite.test_filesystem import mounted
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from fenced import messages, sql
 from fenced.errors import Contended
-from fenced.model import Stamp
-from fenced.testing.servers import NatsServer
+from fenced.values.model import Stamp
+from fenced_testkit.servers import NatsServer
 
 
 def stamp(token: int, seq: int) -> Stamp:

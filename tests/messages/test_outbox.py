@@ -18,8 +18,8 @@ import fenced
 from fenced import cli, sql
 from fenced.errors import LeaseLost, Misuse, StaleToken
 from fenced.messages import AsyncOutbox, Outbox, OutboxMessage, fence_of
-from fenced.model import Stamp
 from fenced.runtime.blocking import step
+from fenced.values.model import Stamp
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

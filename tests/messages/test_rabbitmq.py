@@ -20,13 +20,13 @@ import pytest
 import fenced
 from evidence.message_storm import Storm
 from fenced import messages, sql
+from fenced.drills.relay import Proxy
 from fenced.errors import Contended, FencedError, LeaseLost, StaleToken
 from fenced.messages import consumers
 from fenced.messages.outcomes import Settlement
-from fenced.model import Stamp
 from fenced.runtime.blocking import step
-from fenced.testing.faults import Proxy
-from fenced.testing.servers import RabbitmqServer
+from fenced.values.model import Stamp
+from fenced_testkit.servers import RabbitmqServer
 
 pytestmark = pytest.mark.xdist_group("rabbitmq")
 

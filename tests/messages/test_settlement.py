@@ -10,8 +10,8 @@ import fenced
 from fenced import errors, messages
 from fenced.messages import Settlement
 from fenced.messages.outcomes import Headers
-from fenced.model import Stamp
 from fenced.proofs import HmacKey
+from fenced.values.model import Stamp
 
 STAMP = Stamp("00000000000000aa", ("orders/42",), 5, 1, "1" * 32)
 OTHERS = STAMP._replace(names=("consumers/orders",), grant="2" * 32)

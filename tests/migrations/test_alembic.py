@@ -18,7 +18,7 @@ from alembic.migration import MigrationContext
 
 import fenced
 import fenced.alembic
-from fenced.guards.shared.spec import Spec
+from fenced.guards.spec import Spec
 from fenced.runtime.blocking import step
 from fenced.sql import AsyncGuard, Guard
 from fenced.sql.engines import on

@@ -20,13 +20,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import fenced
-from fenced import registry
 from fenced.cli import main
-from fenced.guards.postgresql import install
-from fenced.guards.shared.spec import Spec
+from fenced.client import registry
+from fenced.guards.spec import Spec
 from fenced.runtime.blocking import step
 from fenced.sql import AsyncGuard, Guard
 from fenced.sql.engines import on
+from fenced.stores.postgresql.guard import install
 
 ASKED: dict[str, Any] = {"table": "orders", "name": "orders/{id}"}
 TABLES = ("CREATE TABLE orders (id integer PRIMARY KEY, qty integer)", "CREATE TABLE note (text varchar(9))")

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+from fenced.drills.relay import Fault, Proxy
 from fenced.errors import AlreadyApplied, FencedError, Indeterminate, Misconfigured, StaleToken, Unavailable
-from fenced.guards.objects import contents
-from fenced.guards.shared import cellguard
-from fenced.guards.shared.cells import KEPT
+from fenced.guards import cellguard
+from fenced.guards.cells import KEPT
 from fenced.objects import ObjectGuard
 from fenced.runtime.blocking import step
-from fenced.testing.faults import Fault, Proxy
-from fenced.testing.servers import SeaweedServer
-from fenced.testing.servers.seaweedfs import BUCKET
+from fenced.stores.objects.guard import contents
+from fenced_testkit.servers import SeaweedServer
+from fenced_testkit.servers.seaweedfs import BUCKET
 from tests.guard_outage_harness import GuardedHarness
 from tests.objects.test_objects import NAME, _prefixes, boto_client, s3_store, stamp
 

@@ -24,16 +24,16 @@ import fenced
 from fenced.cli.guards import guard as guard_commands
 from fenced.drills.command import drill
 from fenced.errors import Conflict, Misconfigured, Misuse, StaleToken, Uncovered, Unsupported
-from fenced.guards.objects import contents
-from fenced.guards.objects.buckets import ObstoreBucket, _version
-from fenced.guards.objects.cells import ObjectCells, ObjectMarks, path_of
-from fenced.guards.objects.contents import GuardedObjects
-from fenced.guards.shared.cells import Swapped, key_of
-from fenced.model import Credential, Stamp
+from fenced.guards.cells import Swapped, key_of
 from fenced.objects import AsyncObjectGuard, ObjectGuard, bucket_policy
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.servers import SeaweedServer
-from fenced.testing.servers.seaweedfs import BUCKET
+from fenced.stores.objects.guard import contents
+from fenced.stores.objects.guard.buckets import ObstoreBucket, _version
+from fenced.stores.objects.guard.cells import ObjectCells, ObjectMarks, path_of
+from fenced.stores.objects.guard.contents import GuardedObjects
+from fenced.values.model import Credential, Stamp
+from fenced_testkit.servers import SeaweedServer
+from fenced_testkit.servers.seaweedfs import BUCKET
 
 pytestmark = pytest.mark.xdist_group("objects")
 NAME = "reports/daily.csv"

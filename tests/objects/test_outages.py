@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from fenced.contracts import NamedValues
-from fenced.decision import Rule
 from fenced.errors import Indeterminate, StaleToken, Unavailable
-from fenced.guards.objects.buckets import ObstoreBucket
-from fenced.guards.objects.cells import ObjectCells
-from fenced.guards.objects.values import ObjectValues
 from fenced.objects import ObjectGuard
-from fenced.testing import GUARD_OUTAGE_CHECKS, Check, Colour, GuardOutageHarness, run
-from fenced.testing.servers import SeaweedServer
-from fenced.testing.servers.base import Endpoint
+from fenced.stores.objects.guard.buckets import ObstoreBucket
+from fenced.stores.objects.guard.cells import ObjectCells
+from fenced.stores.objects.guard.values import ObjectValues
+from fenced.testing import Check, Colour, run
+from fenced.values.contracts import NamedValues
+from fenced.values.decision import Rule
+from fenced_testkit import GUARD_OUTAGE_CHECKS, GuardOutageHarness
+from fenced_testkit.servers import SeaweedServer
+from fenced_testkit.servers.base import Endpoint
 from tests.colours import alternating
 from tests.guard_outage_harness import GuardedHarness
 from tests.objects.test_objects import NAME, config_is_known, s3_store, stamp

@@ -14,22 +14,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fenced import timing
-from fenced.authorities.ledger.changes import Change, RecordedRows
-from fenced.authorities.ledger.ledger import CountingAlgorithm
-from fenced.authorities.memory import MemoryStore
-from fenced.authorities.shared.dictionaries import MemoryRows
-from fenced.authorities.shared.rows import NS, AttemptRow, LeaseAlgorithm, names_json
 from fenced.core.acquiring import LeaseEngine
 from fenced.core.holding import GrantState
 from fenced.core.keeping import Keeper
 from fenced.core.settling import GivenUp
 from fenced.core.waiting import QueueEntry
-from fenced.decision import Judgement, Mark, Verdict
 from fenced.errors import FencedError, Indeterminate
-from fenced.guards.memory import MemoryGuard
-from fenced.guards.shared.cells import Cell, Config
-from fenced.model import (
+from fenced.guards.cells import Cell, Config
+from fenced.leases.dictionaries import MemoryRows
+from fenced.leases.rows import NS, AttemptRow, LeaseAlgorithm, names_json
+from fenced.stores.ledger.authority.changes import Change, RecordedRows
+from fenced.stores.ledger.authority.ledger import CountingAlgorithm
+from fenced.stores.memory.authority import MemoryStore
+from fenced.stores.memory.guard import MemoryGuard
+from fenced.values import timing
+from fenced.values.decision import Judgement, Mark, Verdict
+from fenced.values.model import (
     Ask,
     AskAnswer,
     Credential,

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from fenced.authorities.ledger.changes import RecordedRows
-from fenced.authorities.ledger.ledger import CountingAlgorithm, Ledger
-from fenced.authorities.shared.dictionaries import MemoryRows
-from fenced.authorities.shared.rows import LeaseAlgorithm
-from fenced.authorities.sqlite.store import Store
-from fenced.contracts import Runtime
 from fenced.errors import FencedError
-from fenced.guards.memory import MemoryGuard
+from fenced.leases.dictionaries import MemoryRows
+from fenced.leases.rows import LeaseAlgorithm
+from fenced.stores.ledger.authority.changes import RecordedRows
+from fenced.stores.ledger.authority.ledger import CountingAlgorithm, Ledger
+from fenced.stores.memory.guard import MemoryGuard
+from fenced.stores.sqlite.authority.store import Store
 from fenced.testing import authorities, counting, guards, operating, run, wandering
 from fenced.testing.kit import Check, CheckFailed
+from fenced.values.contracts import Runtime
 from tests.conformance.authorities.test_ledger import Harness as LedgerHarness
 from tests.conformance.authorities.test_memory import Harness as AuthorityHarness
 from tests.conformance.authorities.test_sqlite import Harness as SqliteHarness

@@ -2,11 +2,11 @@
 
 import pytest
 
-from fenced.authorities.redis.authority import RedisAuthority
 from fenced.core.acquiring import LeaseEngine
-from fenced.model import AskAnswer
-from fenced.testing import outages
-from fenced.testing.servers import RedisServer
+from fenced.stores.redis.authority.authority import RedisAuthority
+from fenced.values.model import AskAnswer
+from fenced_testkit import outages
+from fenced_testkit.servers import RedisServer
 from tests.outage_harness import own_server
 from tests.planted import bugs
 from tests.planted.test_kits_catch import is_caught
@@ -43,7 +43,7 @@ def test_a_refusal_that_is_believed_after_a_doubt_is_caught(
     async def believed(answer: AskAnswer, *_: object) -> AskAnswer:
         return answer
 
-    monkeypatch.setattr("fenced.authorities.redis.authority.made_final", believed)
+    monkeypatch.setattr("fenced.stores.redis.authority.authority.made_final", believed)
     monkeypatch.setattr(outages, "SOON", 2.0)
     check = CHECKS["a_late_copy_of_a_refused_ask_is_granted_to_nobody"]
     assert is_caught(check, lambda runtime: Harness(runtime, server))

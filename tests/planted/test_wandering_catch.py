@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from fenced import timing
-from fenced.authorities.etcd.carrying import Carrying
-from fenced.authorities.etcd.looking import QueueReader
-from fenced.authorities.etcd.renewing import EtcdRenewal
-from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
-from fenced.model import Ended, Gone, Waiting
+from fenced.stores.etcd.authority.carrying import Carrying
+from fenced.stores.etcd.authority.looking import QueueReader
+from fenced.stores.etcd.authority.renewing import EtcdRenewal
+from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
 from fenced.testing import wandering
-from fenced.testing.servers import EtcdServer, ZooKeeperServer
+from fenced.values import timing
+from fenced.values.model import Ended, Gone, Waiting
+from fenced_testkit.servers import EtcdServer, ZooKeeperServer
 from tests.conformance.authorities import test_etcd, test_zookeeper
 from tests.etcd.aging import SCALE
 from tests.planted.test_kits_catch import is_caught

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from psycopg import IsolationLevel
 
-from fenced.decision import Rule
-from fenced.model import Stamp
-from fenced.testing.interleaving import COMMIT, ROLLBACK, InterleavingScript, ScriptStep, sql
+from fenced.values.decision import Rule
+from fenced.values.model import Stamp
+from fenced_testkit.interleaving import COMMIT, ROLLBACK, InterleavingScript, ScriptStep, sql
 
 READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE = LEVELS = (
     IsolationLevel.READ_COMMITTED,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from psycopg import IsolationLevel
 
-from fenced.guards.postgresql import schema
+from fenced.stores.postgresql.guard import schema
 
 READ_COMMITTED, REPEATABLE_READ = IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import fenced
-from fenced.authorities.postgresql import address
-from fenced.authorities.postgresql.authority import PostgresqlAuthority
 from fenced.cli.guard_options import connected
+from fenced.drills.relay import Proxy
 from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable, redacted
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.faults import Proxy
-from fenced.testing.servers import PostgresqlServer
-from fenced.testing.servers.certificates import make_certificates
+from fenced.stores.postgresql import address
+from fenced.stores.postgresql.authority.authority import PostgresqlAuthority
+from fenced_testkit.servers import PostgresqlServer
+from fenced_testkit.servers.certificates import make_certificates
 
 pytestmark = pytest.mark.xdist_group("postgresql")
 RUNTIME = BlockingRuntime()

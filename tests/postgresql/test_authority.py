@@ -12,14 +12,14 @@ import psycopg
 import pytest
 
 import fenced
-from fenced.authorities.postgresql.authority import CONNECTIONS_MAX, PostgresqlAuthority
-from fenced.contracts import Authority, Colour, Runtime
 from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
-from fenced.model import Busy, Ended, Granted, Kept, Released, Unknown, grant_id
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.postgresql.authority.authority import CONNECTIONS_MAX, PostgresqlAuthority
 from fenced.testing import AUTHORITY_CHECKS, AuthorityHarness, Check, run
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers import Pgbouncer, PostgresqlServer
+from fenced.values.contracts import Authority, Colour, Runtime
+from fenced.values.model import Busy, Ended, Granted, Kept, Released, Unknown, grant_id
+from fenced_testkit.servers import Pgbouncer, PostgresqlServer
 from tests.colours import alternating
 from tests.conformance.authorities.test_postgresql import Harness
 
@@ -121,7 +121,7 @@ def test_a_release_behind_a_lock_is_too_late_and_delays(postgresql_url: str) -> 
 
 
 def test_clean_up_goes_page_by_page(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fenced.authorities.postgresql.authority._TIDY_AT_ONCE", b"2")
+    monkeypatch.setattr("fenced.stores.postgresql.authority.authority._TIDY_AT_ONCE", b"2")
     authority = opened(postgresql_url)
     for number in range(5):
         step(authority.release(_held(authority, f"orders/{number}")))

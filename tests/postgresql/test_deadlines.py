@@ -15,16 +15,16 @@ import psycopg
 import pytest
 
 import fenced
-from fenced.authorities.postgresql.authority import PostgresqlAuthority
-from fenced.contracts import Colour, Readable, Runtime
+from fenced.drills.relay import Proxy
 from fenced.errors import Indeterminate, Misconfigured, Unavailable
-from fenced.model import Granted, Kept, ReleaseAnswer, Released
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.postgresql.authority.authority import PostgresqlAuthority
 from fenced.testing import COLOURS
-from fenced.testing.faults import Proxy
 from fenced.testing.kit import CheckFailed, asking, ensure, granted, raises
-from fenced.testing.servers import PostgresqlServer
+from fenced.values.contracts import Colour, Readable, Runtime
+from fenced.values.model import Granted, Kept, ReleaseAnswer, Released
+from fenced_testkit.servers import PostgresqlServer
 
 pytestmark = pytest.mark.xdist_group("postgresql")
 

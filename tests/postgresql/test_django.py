@@ -27,8 +27,8 @@ import fenced
 import fenced.django
 import fenced.http
 from fenced import sql
-from fenced.decision import Rule
-from fenced.model import Stamp
+from fenced.values.decision import Rule
+from fenced.values.model import Stamp
 
 ERRORS = {
     "stale": fenced.StaleToken("x", name="orders/42", holder="abc"),

@@ -10,14 +10,14 @@ import psycopg
 import pytest
 
 import fenced
-from fenced.authorities.postgresql.authority import PostgresqlAuthority
-from fenced.authorities.postgresql.settings import Settings
+from fenced.drills.relay import Proxy
 from fenced.errors import Indeterminate, Misconfigured, ReusedToken, StaleToken, Unavailable
-from fenced.model import Kept, Released
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.faults import Proxy
+from fenced.stores.postgresql.authority.authority import PostgresqlAuthority
+from fenced.stores.postgresql.authority.settings import Settings
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers import PostgresqlServer
+from fenced.values.model import Kept, Released
+from fenced_testkit.servers import PostgresqlServer
 
 pytestmark = pytest.mark.xdist_group("postgresql")
 RUNTIME = BlockingRuntime()

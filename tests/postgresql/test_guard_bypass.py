@@ -12,8 +12,8 @@ import pytest
 import fenced
 from fenced.sql import Guard
 from fenced.testing.kit import stamp
-from fenced.testing.servers import Pgbouncer, PostgresqlServer
-from fenced.testing.servers.base import find_program
+from fenced_testkit.servers import Pgbouncer, PostgresqlServer
+from fenced_testkit.servers.base import find_program
 from tests.conftest import NewDatabase
 
 Db = psycopg.Connection[tuple[object, ...]]

@@ -11,12 +11,12 @@ import psycopg
 import pytest
 
 import fenced
-from fenced.decision import Mark
+from fenced.drills.relay import Fault, Proxy
 from fenced.errors import Misconfigured, Misuse
 from fenced.sql import AsyncGuard, Guard, refusal
-from fenced.testing.faults import Fault, Proxy
 from fenced.testing.kit import stamp
-from fenced.testing.servers import PostgresqlServer
+from fenced.values.decision import Mark
+from fenced_testkit.servers import PostgresqlServer
 from tests.conftest import NewDatabase
 
 Db = psycopg.Connection[tuple[object, ...]]

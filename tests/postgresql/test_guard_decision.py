@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenced.decision import Mark, Mode, Ruling, Verdict, mode_of, rule_on
 from fenced.errors import InvalidStamp
-from fenced.guards.postgresql.sessions import PsycopgSession
-from fenced.guards.postgresql.tables import PostgresqlTable
-from fenced.guards.shared.answers import error_for
-from fenced.guards.shared.spec import Spec
-from fenced.model import SEQ_MAX, TOKEN_MAX, Stamp, is_seq
+from fenced.guards.answers import error_for
+from fenced.guards.spec import Spec
 from fenced.runtime.blocking import step
+from fenced.stores.postgresql.guard.sessions import PsycopgSession
+from fenced.stores.postgresql.guard.tables import PostgresqlTable
 from fenced.testing import vectors
 from fenced.testing.inputs import BAD_STAMPS, ODD_NAMES
-from fenced.testing.servers import PostgresqlServer
+from fenced.values.decision import Mark, Mode, Ruling, Verdict, mode_of, rule_on
+from fenced.values.model import SEQ_MAX, TOKEN_MAX, Stamp, is_seq
+from fenced_testkit.servers import PostgresqlServer
 
 REALM = "00000000000000aa"
 GRANTS = (f"{1:032x}", f"{2:032x}")

@@ -16,14 +16,15 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel
 
-from fenced.decision import RULES, Judgement, Mark, Mode, Rule, Ruling, Verdict, judge, rule_on
-from fenced.guards.postgresql.refusals import ANNOUNCE_FIRST, SERIALIZATION, SQLSTATES
-from fenced.guards.postgresql.sessions import PsycopgSession
-from fenced.guards.postgresql.tables import PostgresqlTable
-from fenced.guards.shared.spec import Spec
-from fenced.model import Stamp
+from fenced.guards.spec import Spec
 from fenced.runtime.blocking import step as run_now
-from fenced.testing.interleaving import (
+from fenced.stores.postgresql.guard.refusals import ANNOUNCE_FIRST, SERIALIZATION, SQLSTATES
+from fenced.stores.postgresql.guard.sessions import PsycopgSession
+from fenced.stores.postgresql.guard.tables import PostgresqlTable
+from fenced.testing.kit import ensure
+from fenced.values.decision import RULES, Judgement, Mark, Mode, Rule, Ruling, Verdict, judge, rule_on
+from fenced.values.model import Stamp
+from fenced_testkit.interleaving import (
     COMMIT,
     ROLLBACK,
     Explorer,
@@ -32,8 +33,7 @@ from fenced.testing.interleaving import (
     StoryBroken,
     Trace,
 )
-from fenced.testing.kit import ensure
-from fenced.testing.servers import PostgresqlServer
+from fenced_testkit.servers import PostgresqlServer
 from tests.postgresql.guard_stories import (
     BACK,
     BY_NAME,

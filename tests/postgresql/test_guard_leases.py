@@ -10,9 +10,9 @@ import pytest
 
 import fenced
 from fenced.errors import Misuse
-from fenced.model import Stamp
 from fenced.sql import Guard
 from fenced.testing.kit import stamp
+from fenced.values.model import Stamp
 from tests.conftest import NewDatabase
 from tests.postgresql.orders import ONE, ORDERS, TWO, prepare
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fenced
-from fenced.decision import Mode
 from fenced.sql import Guard
 from fenced.testing.kit import stamp
-from fenced.testing.servers import PostgresqlServer
+from fenced.values.decision import Mode
+from fenced_testkit.servers import PostgresqlServer
 from tests.postgresql.planted_guard_sql import changed, functions
 
 ROWS = 500

@@ -13,14 +13,14 @@ import pytest
 
 from fenced import cli
 from fenced.errors import Contended, Misconfigured, Misuse, StaleToken
-from fenced.guards.postgresql.operator import PostgresqlOperator
-from fenced.guards.postgresql.refusals import IN_THE_LOG
-from fenced.guards.postgresql.sessions import AsyncpgSession, PsycopgSession
-from fenced.rollout import DatabaseStatus, DecisionCount, GuardStatus, Override, Stage, advised
 from fenced.runtime.blocking import step
 from fenced.sql import Guard
+from fenced.stores.postgresql.guard.operator import PostgresqlOperator
+from fenced.stores.postgresql.guard.refusals import IN_THE_LOG
+from fenced.stores.postgresql.guard.sessions import AsyncpgSession, PsycopgSession
 from fenced.testing.kit import stamp
-from fenced.testing.servers import PostgresqlServer
+from fenced.values.rollout import DatabaseStatus, DecisionCount, GuardStatus, Override, Stage, advised
+from fenced_testkit.servers import PostgresqlServer
 from tests.conftest import NewDatabase
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

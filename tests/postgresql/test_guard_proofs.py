@@ -20,15 +20,15 @@ from psycopg import IsolationLevel
 
 import fenced
 from fenced.cli.guard_keys import key as key_command
-from fenced.decision import Rule
 from fenced.errors import Contended, DuplicateStamp, ForgedStamp, Misconfigured, StaleToken
-from fenced.guards.postgresql.operator import PostgresqlOperator
-from fenced.guards.postgresql.sessions import PsycopgSession
-from fenced.model import TOKEN_MAX, Stamp
 from fenced.proofs import Ed25519Key, Ed25519Public, HmacKey, Proof, verify
 from fenced.runtime.blocking import step
+from fenced.stores.postgresql.guard.operator import PostgresqlOperator
+from fenced.stores.postgresql.guard.sessions import PsycopgSession
 from fenced.testing.kit import REALM, stamp
-from fenced.testing.servers import PostgresqlServer
+from fenced.values.decision import Rule
+from fenced.values.model import TOKEN_MAX, Stamp
+from fenced_testkit.servers import PostgresqlServer
 from tests.conftest import NewDatabase
 from tests.postgresql.planted_guard_sql import changed, functions
 

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 import fenced
-from fenced.model import Stamp
 from fenced.testing.kit import stamp
+from fenced.values.model import Stamp
 from tests.conftest import NewDatabase
 from tests.postgresql.orders import ONE, ORDERS, TWO, prepare
 from tests.postgresql.planted_guard_sql import changed, functions

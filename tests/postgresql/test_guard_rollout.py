@@ -15,7 +15,7 @@ import pytest
 import fenced
 from fenced.sql import Guard, refusal
 from fenced.testing.kit import stamp
-from fenced.testing.servers import Pgbouncer, PostgresqlServer
+from fenced_testkit.servers import Pgbouncer, PostgresqlServer
 
 ROWS = 4
 WRITERS = 4

@@ -15,15 +15,15 @@ import psycopg
 import pytest
 
 import fenced
-from fenced.decision import Rule
-from fenced.guarding import credential
-from fenced.guards.postgresql.sessions import PsycopgSession
-from fenced.guards.postgresql.tables import PostgresqlTable
-from fenced.guards.shared.spec import Spec
+from fenced.client.guarding import credential
+from fenced.guards.spec import Spec
 from fenced.runtime.blocking import step
 from fenced.sql import Guard
+from fenced.stores.postgresql.guard.sessions import PsycopgSession
+from fenced.stores.postgresql.guard.tables import PostgresqlTable
 from fenced.testing.kit import stamp
-from fenced.testing.servers import PostgresqlServer
+from fenced.values.decision import Rule
+from fenced_testkit.servers import PostgresqlServer
 from tests.conftest import NewDatabase
 from tests.postgresql.test_guard_connections import PLAIN, UPDATE, Writer, prepare, tell
 

@@ -9,10 +9,10 @@ import psycopg
 import pytest
 
 import fenced
-from fenced.guards.postgresql.operator import PostgresqlOperator
-from fenced.guards.postgresql.sessions import PsycopgSession
 from fenced.proofs import HmacKey
 from fenced.runtime.blocking import step
+from fenced.stores.postgresql.guard.operator import PostgresqlOperator
+from fenced.stores.postgresql.guard.sessions import PsycopgSession
 from fenced.testing.kit import stamp
 from tests.postgresql.orders import ONE, ORDERS, TWO
 from tests.postgresql.planted_guard_sql import changed, functions

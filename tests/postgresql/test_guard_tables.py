@@ -11,7 +11,7 @@ import fenced
 from fenced.errors import Misconfigured, Misuse, Unsupported
 from fenced.sql import Guard, refusal
 from fenced.testing.kit import stamp
-from fenced.testing.servers import PostgresqlServer
+from fenced_testkit.servers import PostgresqlServer
 
 Db = psycopg.Connection[tuple[object, ...]]
 

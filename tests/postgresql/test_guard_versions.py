@@ -14,13 +14,13 @@ import pytest
 
 import fenced
 from fenced.errors import Unsupported
-from fenced.guards.postgresql.operator import PostgresqlOperator
-from fenced.guards.postgresql.sessions import PsycopgSession
 from fenced.runtime.blocking import step
 from fenced.sql import Guard
+from fenced.stores.postgresql.guard.operator import PostgresqlOperator
+from fenced.stores.postgresql.guard.sessions import PsycopgSession
 from fenced.testing import GUARD_CHECKS, run
 from fenced.testing.kit import stamp
-from fenced.testing.servers import PostgresqlServer
+from fenced_testkit.servers import PostgresqlServer
 from tests.conformance.guards.test_postgresql import Harness
 
 PROGRAMS = {

@@ -21,12 +21,13 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel
 
-from fenced.authorities.memory import MemoryStore
-from fenced.authorities.postgresql import answers, schema
-from fenced.authorities.postgresql.queries import SQL
-from fenced.authorities.shared.rules import holder_text
-from fenced.model import Ask, Busy, Granted, Holder, Kept, NameView, Unknown, Waiting, grant_id
-from fenced.testing.interleaving import (
+from fenced.leases.rules import holder_text
+from fenced.stores.memory.authority import MemoryStore
+from fenced.stores.postgresql.authority import answers, schema
+from fenced.stores.postgresql.authority.queries import SQL
+from fenced.testing.kit import ensure
+from fenced.values.model import Ask, Busy, Granted, Holder, Kept, NameView, Unknown, Waiting, grant_id
+from fenced_testkit.interleaving import (
     COMMIT,
     ROLLBACK,
     Explorer,
@@ -38,8 +39,7 @@ from fenced.testing.interleaving import (
     interleavings,
     sql,
 )
-from fenced.testing.kit import ensure
-from fenced.testing.servers import PostgresqlServer
+from fenced_testkit.servers import PostgresqlServer
 from tests.postgresql.planted_sql import BUGS, Bug, clocked, function
 
 pytestmark = pytest.mark.xdist_group("interleavings")

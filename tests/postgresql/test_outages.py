@@ -4,15 +4,16 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.postgresql.authority import PostgresqlAuthority
-from fenced.contracts import Colour, Runtime
+from fenced.drills.relay import Fault, Proxy
 from fenced.errors import FencedError, Indeterminate, Unavailable
+from fenced.net.pool import Pool
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing import OUTAGE_CHECKS, Check, CheckFailed, OutageHarness, run
-from fenced.testing.faults import Fault, Proxy
+from fenced.stores.postgresql.authority.authority import PostgresqlAuthority
+from fenced.testing import Check, CheckFailed, run
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers import PostgresqlServer
-from fenced.wire.pool import Pool
+from fenced.values.contracts import Colour, Runtime
+from fenced_testkit import OUTAGE_CHECKS, OutageHarness
+from fenced_testkit.servers import PostgresqlServer
 from tests.outage_harness import ProxiedHarness, every_outage, own_server
 
 pytestmark = pytest.mark.xdist_group("postgresql")
@@ -60,7 +61,7 @@ class ConnectionsAreKept(Pool[Any]):
 def test_the_kit_can_fail(
     planted: type[Pool[Any]], server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fenced.authorities.postgresql.authority.Pool", planted)
+    monkeypatch.setattr("fenced.stores.postgresql.authority.authority.Pool", planted)
     quick = [
         check for check in OUTAGE_CHECKS if check.name.startswith(("a_cut", "an_unknown", "a_late_reply"))
     ]

@@ -27,7 +27,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 
 import fenced
 from fenced import sql
-from fenced.model import Stamp
+from fenced.values.model import Stamp
 from tests.conftest import NewDatabase
 
 KINDS = (
@@ -434,6 +434,6 @@ def test_another_database_is_unsupported() -> None:
 
 
 def test_nobody_loads_sqlalchemy_or_django_without_them() -> None:
-    script = "import sys, fenced.sql, fenced.guards.postgresql.tables; print(*sys.modules, sep='\\n')"
+    script = "import sys, fenced.sql, fenced.stores.postgresql.guard.tables; print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not {"sqlalchemy", "django", "asyncpg", "psycopg"} & set(done.stdout.split())

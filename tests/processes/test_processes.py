@@ -195,8 +195,8 @@ def test_optimised_python_is_as_strict(client: fenced.Client) -> None:
     """No safety hangs on an assert statement."""
     script = """
 import sys, fenced
-from fenced.guards.memory import MemoryGuard
-from fenced.model import Credential
+from fenced.stores.memory.guard import MemoryGuard
+from fenced.values.model import Credential
 from fenced.runtime.blocking import step
 from fenced.testing.kit import stamp
 guard = MemoryGuard()

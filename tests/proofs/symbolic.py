@@ -1,4 +1,4 @@
-"""Runs the functions of `fenced.decision` on unknown values: their syntax trees become terms of Z3.
+"""Runs the functions of `fenced.values.decision` on unknown values: their syntax trees become terms of Z3.
 
 Nothing is written twice. The few forms of Python that the decision uses are understood, and any other one raises
 `NotUnderstood`: a change that this file does not understand fails the proof instead of escaping it.
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import z3
 
-from fenced import decision
+from fenced.values import decision
 
 Term: TypeAlias = Any
 """A term of Z3, which has no types of its own."""

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import pytest
 import z3
 
-from fenced.decision import RULES, Judgement, Mark, Rule, judge
-from fenced.model import SEQ_MAX, TOKEN_MAX, Stamp
 from fenced.testing import vectors
+from fenced.values.decision import RULES, Judgement, Mark, Rule, judge
+from fenced.values.model import SEQ_MAX, TOKEN_MAX, Stamp
 from tests.proofs.mistakes import MISTAKES, Mistake
 from tests.proofs.symbolic import NotUnderstood, Symbolic, Term, shipped, term
 from tests.proofs.theorems import VERDICTS, Question, theorems

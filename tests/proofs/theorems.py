@@ -1,4 +1,4 @@
-"""What is proven of `fenced.decision`, for all tokens, seqs, grants, names, realms, operations and modes.
+"""What is proven of `fenced.values.decision`, for all tokens, seqs, grants, names, realms, operations and modes.
 
 Each theorem is a sentence and a claim; what it takes for granted is an `Assumption`, a sentence and a term, too. The
 page docs/explain/proof.md is generated from the sentences. `proven` asks Z3 for a case in which the assumptions hold
@@ -13,8 +13,8 @@ from functools import cached_property
 
 import z3
 
-from fenced.decision import MODES, RULES, Ruling, Verdict
-from fenced.model import SEQ_MAX, TOKEN_MAX
+from fenced.values.decision import MODES, RULES, Ruling, Verdict
+from fenced.values.model import SEQ_MAX, TOKEN_MAX
 from tests.proofs.symbolic import (
     NUMBER,
     TEXT,

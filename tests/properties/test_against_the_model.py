@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fenced.authorities.memory import MemoryStore
-from fenced.authorities.sqlite.store import Store
 from fenced.errors import FencedError
-from fenced.model import Ask, Busy, Granted, Holder, Kept, NameView, Waiting
+from fenced.stores.memory.authority import MemoryStore
+from fenced.stores.sqlite.authority.store import Store
+from fenced.values.model import Ask, Busy, Granted, Holder, Kept, NameView, Waiting
 
 NAMES = ["a", "b", "c"]
 SECRETS = [f"{i:032x}" for i in range(6)]

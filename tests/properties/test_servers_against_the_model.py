@@ -17,17 +17,17 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from fenced import registry
-from fenced.authorities.etcd.authority import EtcdAuthority
-from fenced.authorities.memory import MemoryStore
-from fenced.authorities.redis.scripts import tag
-from fenced.authorities.shared.rows import LeaseAlgorithm
-from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
-from fenced.contracts import Authority
+from fenced.client import registry
 from fenced.errors import FencedError
-from fenced.model import Ask, Busy, Granted, HeldBy, Holder, Kept, Waiting
+from fenced.leases.rows import LeaseAlgorithm
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.servers import EtcdServer, RedisServer
+from fenced.stores.etcd.authority.authority import EtcdAuthority
+from fenced.stores.memory.authority import MemoryStore
+from fenced.stores.redis.authority.scripts import tag
+from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
+from fenced.values.contracts import Authority
+from fenced.values.model import Ask, Busy, Granted, HeldBy, Holder, Kept, Waiting
+from fenced_testkit.servers import EtcdServer, RedisServer
 from tests.conformance.authorities.test_postgresql import LATER
 from tests.conformance.authorities.test_redis import PASS_TIME
 from tests.etcd.aging import Time

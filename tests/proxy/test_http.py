@@ -24,7 +24,7 @@ from fenced.proofs import HmacKey
 from fenced.proxy import admin
 from fenced.proxy.callers import CALLERS_MAX, Caller, CallerRecords
 from fenced.proxy.server import FencingProxy, ProxyOptions
-from fenced.testing.servers.certificates import make_certificates
+from fenced_testkit.servers.certificates import make_certificates
 from tests.proxy.harness import OK, Arrived, Stage, proxied, read_body, request, until
 from tests.proxy.worlds import stamp_of
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenced.errors import Misconfigured, Misuse
-from fenced.model import Credential
 from fenced.proxy import order
 from fenced.proxy.gate import Gate
 from fenced.proxy.names import Naming, NoName
 from fenced.proxy.order import InFlight, Permit
+from fenced.values.model import Credential
 from tests.proxy.worlds import NAME, SETTLE, ProxyWorld, stamp_of
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fenced import registry
+from fenced.client import registry
 from fenced.errors import Contended, StaleToken
 from fenced.proxy.gate import Gate
 from fenced.runtime.aio import AioRuntime

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fenced.errors import Contended, Indeterminate, Refused, Unavailable
-from fenced.guards.memory import MemoryCells, MemoryGuard
-from fenced.guards.shared.cells import Swapped
-from fenced.model import Stamp
+from fenced.guards.cells import Swapped
 from fenced.proxy.gate import Gate
-from fenced.runtime.simulated import SimulatedRuntime
-from fenced.runtime.world import Process, World
+from fenced.stores.memory.guard import MemoryCells, MemoryGuard
+from fenced.values.model import Stamp
+from fenced_testkit.runtime.simulated import SimulatedRuntime
+from fenced_testkit.runtime.world import Process, World
 
 REALM = "00000000000000aa"
 NAME = "orders/42"

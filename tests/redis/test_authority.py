@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 import fenced
-from fenced.authorities.redis.authority import RedisAuthority
-from fenced.authorities.redis.replies import RIGHTS
-from fenced.authorities.redis.scripts import tag
+from fenced.drills.relay import Proxy
 from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
-from fenced.model import TOKEN_MAX, Busy, Kept, Released, Waiting, grant_id
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.faults import Proxy
+from fenced.stores.redis.authority.authority import RedisAuthority
+from fenced.stores.redis.authority.replies import RIGHTS
+from fenced.stores.redis.authority.scripts import tag
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers import RedisServer
+from fenced.values.model import TOKEN_MAX, Busy, Kept, Released, Waiting, grant_id
+from fenced_testkit.servers import RedisServer
 
 RUNTIME = BlockingRuntime()
 SECRET = "open sesame/@:"

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.redis.authority import RedisAuthority
-from fenced.contracts import Colour, Runtime
 from fenced.errors import Indeterminate, Misconfigured, Unavailable
-from fenced.model import Ended, Granted, Kept, Released
 from fenced.runtime.aio import LoopSocketStream
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.sockets import SocketStream
+from fenced.stores.redis.authority.authority import RedisAuthority
 from fenced.testing import COLOURS
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers import RedisServer
+from fenced.values.contracts import Colour, Runtime
+from fenced.values.model import Ended, Granted, Kept, Released
+from fenced_testkit.servers import RedisServer
 from tests.colours import play
 from tests.pretending import DEADLINE, LONG, drip, every_call_ends, pretender, silence, takes
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import redis
 
-from fenced.authorities.redis.authority import RedisAuthority
+from fenced.drills.relay import Proxy
+from fenced.drills.relay.ports import free_port
 from fenced.errors import Indeterminate, Misconfigured, Unavailable
-from fenced.model import Granted, Kept, Released
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.faults import Proxy
+from fenced.stores.redis.authority.authority import RedisAuthority
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers import RedisServer
-from fenced.testing.servers.base import free_port
+from fenced.values.model import Granted, Kept, Released
+from fenced_testkit.servers import RedisServer
 
 pytestmark = pytest.mark.xdist_group("redis")
 RUNTIME = BlockingRuntime()
@@ -193,7 +193,7 @@ def test_every_operation_works_on_a_node_of_a_cluster() -> None:
 
 
 def _tag(namespace: str) -> str:
-    from fenced.authorities.redis.scripts import tag
+    from fenced.stores.redis.authority.scripts import tag
 
     return tag(namespace)
 

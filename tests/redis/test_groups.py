@@ -22,29 +22,23 @@ import redis.cluster
 import redis.sentinel
 
 from fenced import Client
-from fenced.authorities.redis.authority import RedisAuthority
-from fenced.authorities.redis.scripts import tag
-from fenced.contracts import Authority, Runtime
 from fenced.errors import Indeterminate, Misconfigured, Misuse, StaleToken, Unavailable, Unsupported
-from fenced.guards.redis import fence, scripts
-from fenced.guards.redis.values import RedisValues
-from fenced.model import Ask, Ended, Granted, Kept, Released, Stamp, Waiting
 from fenced.redis import RedisGuard
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing import (
-    GUARD_FAILOVER_CHECKS,
-    AuthorityHarness,
-    Check,
-    Colour,
-    GuardFailoverHarness,
-    run,
-)
+from fenced.stores.redis.address import redis_address
+from fenced.stores.redis.authority.authority import RedisAuthority
+from fenced.stores.redis.authority.scripts import tag
+from fenced.stores.redis.guard import fence, scripts
+from fenced.stores.redis.guard.values import RedisValues
+from fenced.stores.redis.wire.resp import ErrorReply
+from fenced.stores.redis.wire.routes import redirection, slot_of
+from fenced.testing import AuthorityHarness, Check, Colour, run
 from fenced.testing.kit import asking
-from fenced.testing.servers import RedisCluster, RedisGroup, RedisSentinels, RedisServer
-from fenced.testing.servers.redis import node_id
-from fenced.wire.redis.address import redis_address
-from fenced.wire.redis.routes import redirection, slot_of
-from fenced.wire.resp import ErrorReply
+from fenced.values.contracts import Authority, Runtime
+from fenced.values.model import Ask, Ended, Granted, Kept, Released, Stamp, Waiting
+from fenced_testkit import GUARD_FAILOVER_CHECKS, GuardFailoverHarness
+from fenced_testkit.servers import RedisCluster, RedisGroup, RedisSentinels, RedisServer
+from fenced_testkit.servers.redis import node_id
 from tests.colours import CHANNEL_CHECKS, alternating
 from tests.conformance.authorities.test_redis import Harness
 from tests.guard_outage_harness import FailoverHarness

@@ -18,7 +18,7 @@ import redis
 import redis.asyncio
 
 import fenced
-from fenced.decision import RULES, Mark
+from fenced.drills.relay import Fault, Proxy
 from fenced.errors import (
     AlreadyApplied,
     Conflict,
@@ -33,19 +33,19 @@ from fenced.errors import (
     Unavailable,
     Uncovered,
 )
-from fenced.guards.redis import fence as fence_module
-from fenced.guards.redis import scripts
-from fenced.guards.redis.clients import channel_of
-from fenced.guards.redis.fence import RIGHTS, FenceOptions, RedisFence
-from fenced.guards.redis.scripts import GuardScript
-from fenced.guards.redis.values import RedisValues
-from fenced.guards.shared.cells import Config
-from fenced.model import Credential, Stamp
+from fenced.guards.cells import Config
 from fenced.redis import RedisGuard
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.redis.guard import fence as fence_module
+from fenced.stores.redis.guard import scripts
+from fenced.stores.redis.guard.clients import channel_of
+from fenced.stores.redis.guard.fence import RIGHTS, FenceOptions, RedisFence
+from fenced.stores.redis.guard.scripts import GuardScript
+from fenced.stores.redis.guard.values import RedisValues
 from fenced.testing import vectors
-from fenced.testing.faults import Fault, Proxy
-from fenced.testing.servers import RedisServer
+from fenced.values.decision import RULES, Mark
+from fenced.values.model import Credential, Stamp
+from fenced_testkit.servers import RedisServer
 from tests.entering import is_entered_once, is_entered_once_by_tasks
 
 REALM = "00000000000000aa"

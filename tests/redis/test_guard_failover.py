@@ -10,16 +10,16 @@ import pytest
 import redis
 import redis.asyncio
 
+from fenced.drills.relay import Proxy
 from fenced.errors import AlreadyApplied, Indeterminate, Misconfigured, StaleToken, Unavailable
-from fenced.guards.redis import clients
-from fenced.guards.redis import values as values_module
-from fenced.guards.redis.values import RedisValues
-from fenced.model import Credential
 from fenced.redis import RedisGuard
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.faults import Proxy
-from fenced.testing.servers import RedisServer
-from fenced.wire.resp import command
+from fenced.stores.redis.guard import clients
+from fenced.stores.redis.guard import values as values_module
+from fenced.stores.redis.guard.values import RedisValues
+from fenced.stores.redis.wire.resp import command
+from fenced.values.model import Credential
+from fenced_testkit.servers import RedisServer
 from tests.redis.test_guard import stamp
 
 pytestmark = pytest.mark.xdist_group("redis")

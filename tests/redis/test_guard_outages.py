@@ -6,10 +6,11 @@ import secrets
 
 import pytest
 
-from fenced.decision import Rule
-from fenced.guards.redis.scripts import COMMANDS
-from fenced.testing import Check, Colour, GuardOutageHarness
-from fenced.testing.servers import RedisServer
+from fenced.stores.redis.guard.scripts import COMMANDS
+from fenced.testing import Check, Colour
+from fenced.values.decision import Rule
+from fenced_testkit import GuardOutageHarness
+from fenced_testkit.servers import RedisServer
 from tests.guard_outage_harness import GuardedHarness, every_guard_outage, is_used_after_a_fork, run_outage
 from tests.outage_harness import own_server
 

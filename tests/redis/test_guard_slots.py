@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import redis
 
-from fenced.contracts import NamedValues, Runtime
 from fenced.errors import ForeignRealm, Misconfigured, Misuse, StaleToken, Unsupported
-from fenced.guards.redis import slots as slots_module
-from fenced.guards.redis.fence import FenceOptions, RedisFence
-from fenced.guards.redis.slots import RedisFences
-from fenced.guards.redis.values import SLOT_TRAITS, RedisValues
-from fenced.model import Credential, Stamp
 from fenced.redis import RedisGuard
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.redis.guard import slots as slots_module
+from fenced.stores.redis.guard.fence import FenceOptions, RedisFence
+from fenced.stores.redis.guard.slots import RedisFences
+from fenced.stores.redis.guard.values import SLOT_TRAITS, RedisValues
+from fenced.stores.redis.wire.routes import SLOTS, slot_of
 from fenced.testing import GUARD_CHECKS, Check, Colour, GuardHarness, run
-from fenced.testing.servers import RedisServer
-from fenced.wire.redis.routes import SLOTS, slot_of
+from fenced.values.contracts import NamedValues, Runtime
+from fenced.values.model import Credential, Stamp
+from fenced_testkit.servers import RedisServer
 from tests.colours import alternating
 from tests.conformance.guards.test_redis import Harness
 from tests.redis.test_guard import REALM

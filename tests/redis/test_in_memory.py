@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.redis import replies
-from fenced.authorities.redis.scripts import KEYS, SCRIPTS, source_of
-from fenced.model import Holder
-from fenced.testing.servers import RedisServer
-from fenced.testing.worlds.redis_node import RedisNode, requests
-from fenced.wire.resp import ErrorReply, Incomplete, RespReader, command
+from fenced.stores.redis.authority import replies
+from fenced.stores.redis.authority.scripts import KEYS, SCRIPTS, source_of
+from fenced.stores.redis.wire.resp import ErrorReply, Incomplete, RespReader, command
+from fenced.values.model import Holder
+from fenced_testkit.servers import RedisServer
+from fenced_testkit.worlds.redis_node import RedisNode, requests
 
 REALM = "00000000000000aa"
 HOLDER = Holder("1", "label", "host", 1)

@@ -2,10 +2,11 @@
 
 import pytest
 
-from fenced.authorities.redis.scripts import RedisScript
-from fenced.contracts import Colour, Runtime
-from fenced.testing import COLOURS, Check, OutageHarness, run
-from fenced.testing.servers import RedisServer
+from fenced.stores.redis.authority.scripts import RedisScript
+from fenced.testing import COLOURS, Check, run
+from fenced.values.contracts import Colour, Runtime
+from fenced_testkit import OutageHarness
+from fenced_testkit.servers import RedisServer
 from tests.colours import play
 from tests.outage_harness import (
     ProxiedHarness,

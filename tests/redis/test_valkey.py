@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from fenced.testing import GUARD_CHECKS, Check, Colour, GuardHarness, run
-from fenced.testing.servers import ValkeyServer
+from fenced_testkit.servers import ValkeyServer
 from tests.colours import alternating
 from tests.conformance.guards.test_redis import Harness
 from tests.redis import test_guard, test_guard_scripts

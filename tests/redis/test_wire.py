@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from fenced.runtime.network import SimulatedConnection, SimulatedNetwork
-from fenced.runtime.simulated import SimulatedRuntime
-from fenced.runtime.world import Process, World
-from fenced.wire.pool import ConnectionBroken
-from fenced.wire.redis.address import RedisAddress
-from fenced.wire.redis.connection import RedisWire
-from fenced.wire.redis.routes import DirectRoute
-from fenced.wire.resp import ErrorReply, Incomplete, RespReader, command
+from fenced.net.pool import ConnectionBroken
+from fenced.stores.redis.address import RedisAddress
+from fenced.stores.redis.wire.connection import RedisWire
+from fenced.stores.redis.wire.resp import ErrorReply, Incomplete, RespReader, command
+from fenced.stores.redis.wire.routes import DirectRoute
+from fenced_testkit.runtime.network import SimulatedConnection, SimulatedNetwork
+from fenced_testkit.runtime.simulated import SimulatedRuntime
+from fenced_testkit.runtime.world import Process, World
 
 
 class Scripted:

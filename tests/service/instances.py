@@ -12,15 +12,15 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from fenced.authorities.ledger.authority import LedgerAuthority
-from fenced.authorities.memory import MemoryAuthority, MemoryStore
-from fenced.authorities.service.authority import ServiceAuthority
-from fenced.authorities.sqlite.authority import SqliteAuthority
-from fenced.contracts import Authority, Runtime
 from fenced.runtime import clocks
 from fenced.service.api import Api
 from fenced.service.server import LeaseServer, ListenOptions, listening
-from fenced.wire.service.connection import InstanceRoute
+from fenced.stores.ledger.authority.authority import LedgerAuthority
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
+from fenced.stores.service.authority.authority import ServiceAuthority
+from fenced.stores.service.wire.connection import InstanceRoute
+from fenced.stores.sqlite.authority.authority import SqliteAuthority
+from fenced.values.contracts import Authority, Runtime
 
 MakeAuthority = Callable[[Runtime, str], Authority]
 

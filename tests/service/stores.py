@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
-from fenced.authorities.etcd.authority import EtcdAuthority
-from fenced.authorities.postgresql.authority import PostgresqlAuthority
-from fenced.contracts import Authority, Runtime
-from fenced.model import RenewAnswer, Standing
-from fenced.testing.servers import EtcdServer, PostgresqlServer
+from fenced.stores.etcd.authority.authority import EtcdAuthority
+from fenced.stores.postgresql.authority.authority import PostgresqlAuthority
+from fenced.values.contracts import Authority, Runtime
+from fenced.values.model import RenewAnswer, Standing
+from fenced_testkit.servers import EtcdServer, PostgresqlServer
 from tests.conformance.authorities.test_postgresql import LATER
 from tests.etcd.aging import SCALE, Scaled, Time
 from tests.service.instances import Harness, Instances

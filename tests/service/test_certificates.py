@@ -19,14 +19,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 import fenced
-from fenced.authorities.memory import MemoryAuthority, MemoryStore
+from fenced.drills.relay.ports import free_port
 from fenced.errors import FencedError, Misconfigured, Unavailable
 from fenced.proxy.server import FencingProxy, ProxyOptions
 from fenced.runtime import clocks
 from fenced.service.api import Api
-from fenced.testing.servers import ServiceServer
-from fenced.testing.servers.base import free_port
-from fenced.testing.servers.certificates import make_certificates
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
+from fenced_testkit.servers import ServiceServer
+from fenced_testkit.servers.certificates import make_certificates
 from tests.service.test_values import Program
 
 pytestmark = pytest.mark.xdist_group("service")

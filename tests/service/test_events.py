@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from fenced.decision import Mark, Ruling, Verdict
 from fenced.errors import StaleToken
-from fenced.model import (
+from fenced.service.events import EVENTS_MAX, Events
+from fenced.service.story import Story
+from fenced.values.decision import Mark, Ruling, Verdict
+from fenced.values.model import (
     Ask,
     Ended,
     Granted,
@@ -24,9 +26,7 @@ from fenced.model import (
     Waiting,
     grant_id,
 )
-from fenced.rollout import Decision
-from fenced.service.events import EVENTS_MAX, Events
-from fenced.service.story import Story
+from fenced.values.rollout import Decision
 
 SECRET = "5ec2e7" + "0" * 26
 ASK = Ask(SECRET, ("orders",), 30.0, Holder("id", "worker", "web-3", 4711))

@@ -17,12 +17,12 @@ from typing import Any
 import httpx
 import pytest
 
-from fenced.authorities.ledger.authority import LedgerAuthority
-from fenced.authorities.ledger.journal import FileJournal
+from fenced.drills.relay.ports import free_port
 from fenced.service.api import Api
 from fenced.service.server import LeaseServer, ListenOptions, listening
-from fenced.testing.servers import PostgresqlServer, ServiceServer
-from fenced.testing.servers.base import free_port
+from fenced.stores.ledger.authority.authority import LedgerAuthority
+from fenced.stores.ledger.authority.journal import FileJournal
+from fenced_testkit.servers import PostgresqlServer, ServiceServer
 
 pytestmark = pytest.mark.xdist_group("service")
 PATIENCE = 100.0

@@ -14,10 +14,17 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.memory import MemoryAuthority, MemoryStore
-from fenced.authorities.shared.rules import no_namespace
 from fenced.errors import Indeterminate, Unavailable
-from fenced.model import (
+from fenced.leases.rules import no_namespace
+from fenced.runtime.aio import AioRuntime
+from fenced.service.access import TokenFile
+from fenced.service.api import Api
+from fenced.service.bodies import BatchBody, BatchItem, ReleaseBody, RenewBody
+from fenced.service.limits import Limits, Rates
+from fenced.service.server import LeaseServer, ListenOptions
+from fenced.service.work import ENDS, GroupedWork, Work, work_of
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
+from fenced.values.model import (
     Ask,
     BatchAnswer,
     BatchOperation,
@@ -28,13 +35,6 @@ from fenced.model import (
     Standing,
     Withdrawal,
 )
-from fenced.runtime.aio import AioRuntime
-from fenced.service.access import TokenFile
-from fenced.service.api import Api
-from fenced.service.bodies import BatchBody, BatchItem, ReleaseBody, RenewBody
-from fenced.service.limits import Limits, Rates
-from fenced.service.server import LeaseServer, ListenOptions
-from fenced.service.work import ENDS, GroupedWork, Work, work_of
 
 PATIENCE = 100.0
 A, B, C = (letter * 32 for letter in "abc")
@@ -569,7 +569,7 @@ def test_a_store_gets_as_many_operations_at_once_as_it_has_connections(
         for attempt in (A, B, C):
             start(attempt, asking(attempt))
         with monkeypatch.context() as patched:
-            patched.setattr("fenced.timing.CALL_SECONDS", -1.0)
+            patched.setattr("fenced.values.timing.CALL_SECONDS", -1.0)
             start("late", asking("d" * 32))
         start("renewal", work_of(RenewBody([A]), lambda: ""))
         start("in a batch", work_of(BatchBody([BatchItem(renew=A)]), lambda: ""))

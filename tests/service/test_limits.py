@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.memory import MemoryAuthority, MemoryStore
-from fenced.model import Kept, Release, Released, Renewal
 from fenced.runtime import clocks
 from fenced.service.access import TokenFile
 from fenced.service.api import Api
@@ -22,6 +20,8 @@ from fenced.service.connections import BoundedConnection
 from fenced.service.limits import Limits, Rates, TokenLeases
 from fenced.service.replies import NotAdmitted
 from fenced.service.server import GONE_SECONDS, LeaseServer, ListenOptions, listening
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
+from fenced.values.model import Kept, Release, Released, Renewal
 from tests.service.test_values import Program
 
 PATIENCE = 100.0

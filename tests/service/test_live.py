@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.memory import MemoryAuthority, MemoryStore
-from fenced.model import Ask, Ended, Granted, Holder, Renewal
 from fenced.service import live
 from fenced.service.access import EVERYBODY
 from fenced.service.api import Api
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
+from fenced.values.model import Ask, Ended, Granted, Holder, Renewal
 
 PATIENCE = 100.0
 NAMES = [f"jobs/{number:04}" for number in range(1000)]

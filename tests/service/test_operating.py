@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.cli.serve import serve
-from fenced.contracts import Trait
 from fenced.runtime import clocks
 from fenced.service.namespaces import OWN_MEMORY, ServedNamespaces
-from fenced.testing.servers import ServiceServer
-from fenced.testing.servers.certificates import make_certificates
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
+from fenced.values.contracts import Trait
+from fenced_testkit.servers import ServiceServer
+from fenced_testkit.servers.certificates import make_certificates
 
 pytestmark = pytest.mark.xdist_group("service")
 PATIENCE = 100.0

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.contracts import Colour, Runtime
-from fenced.testing import OUTAGE_CHECKS, Check, OutageHarness, run
-from fenced.testing.servers import ServiceServer
+from fenced.testing import Check, run
+from fenced.values.contracts import Colour, Runtime
+from fenced_testkit import OUTAGE_CHECKS, OutageHarness
+from fenced_testkit.servers import ServiceServer
 from tests.colours import alternating, named
 from tests.outage_harness import ProxiedHarness, every_outage, own_server
 

@@ -17,7 +17,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from evidence.live_page import CHROMIUM, Cast, GuardedOrders
-from fenced.testing.servers import ServiceServer
+from fenced_testkit.servers import ServiceServer
 
 pytestmark = pytest.mark.xdist_group("page")
 PATIENCE_MS = 90_000

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fenced.testing.servers import ServiceServer
+from fenced_testkit.servers import ServiceServer
 
 pytestmark = pytest.mark.xdist_group("service")
 PATIENCE = 100.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.runtime import clocks
 from fenced.service.api import Api
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 
 EXAMPLES = 5
 """The evidence has more."""

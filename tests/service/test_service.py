@@ -23,21 +23,21 @@ import pytest
 from click.testing import CliRunner
 
 import fenced
-from fenced.authorities.service.authority import ServiceAuthority
 from fenced.cli.serve import serve
-from fenced.contracts import Colour, Runtime
 from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
 from fenced.http.protocol import fence_headers
-from fenced.model import Granted, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.service.bodies import ProblemView
 from fenced.service.routes import ROUTES
+from fenced.stores.service.address import service_address
+from fenced.stores.service.authority.authority import ServiceAuthority
+from fenced.stores.service.wire.connection import InstanceRoute
 from fenced.testing import COLOURS
 from fenced.testing.kit import asking
-from fenced.testing.servers import ServiceServer
-from fenced.testing.servers.certificates import make_certificates
-from fenced.wire.service.address import service_address
-from fenced.wire.service.connection import InstanceRoute
+from fenced.values.contracts import Colour, Runtime
+from fenced.values.model import Granted, Waiting
+from fenced_testkit.servers import ServiceServer
+from fenced_testkit.servers.certificates import make_certificates
 from tests.colours import play
 
 pytestmark = pytest.mark.xdist_group("service")
@@ -251,7 +251,7 @@ def test_a_notified_waiter_asks_again_on_the_same_connection(colour: Colour, ser
             limit = runtime.now() + PATIENCE
             while not (woken := await door.next_wakeups(runtime.now() + 1)):
                 assert runtime.now() < limit
-            assert woken == [fenced.model.grant_id(waiting.secret)]
+            assert woken == [fenced.values.model.grant_id(waiting.secret)]
             assert isinstance(await door.ask(waiting), Granted)
             held = waiting
         assert isinstance(door._route, CountedRoute) and door._route.connected == 2
@@ -281,7 +281,7 @@ def test_a_stop_sends_the_waiters_on(tmp_path: Path) -> None:
         limit = runtime.now() + PATIENCE
         while not (woken := step(door.next_wakeups(runtime.now() + 1))):
             assert runtime.now() < limit
-        assert woken == [fenced.model.grant_id(waiting.secret)]
+        assert woken == [fenced.values.model.grant_id(waiting.secret)]
         server.wait_until(lambda: not server.running, "has ended")
         with pytest.raises(Unavailable):
             step(door.ask(waiting))

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import fenced
+from fenced.drills.relay.ports import free_port
 from fenced.service.server import ListenOptions, listening
-from fenced.testing.servers import ServiceServer
-from fenced.testing.servers.base import free_port
+from fenced_testkit.servers import ServiceServer
 
 pytestmark = pytest.mark.xdist_group("service")
 

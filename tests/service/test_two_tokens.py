@@ -20,13 +20,13 @@ from typing import Any
 import httpx
 import pytest
 
-from fenced.authorities.ledger.authority import LedgerAuthority
-from fenced.authorities.memory import MemoryAuthority, MemoryStore
-from fenced.contracts import Authority, Runtime
 from fenced.service import api, events, live
 from fenced.service.access import Principal, TokenFile
 from fenced.service.api import Api, Call
 from fenced.service.namespaces import ServedNamespace
+from fenced.stores.ledger.authority.authority import LedgerAuthority
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
+from fenced.values.contracts import Authority, Runtime
 
 NAMES = {"one": "job", "two": "jobs"}
 """What each token may use, and everything below it."""

@@ -12,18 +12,18 @@ from typing import Any
 import httpx
 import pytest
 
-from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.errors import AlreadyApplied, Conflict, MissingStamp, StaleToken
 from fenced.http import stamping
 from fenced.http.httpx import AsyncStampingTransport
 from fenced.http.protocol import fence_headers
-from fenced.model import Stamp
+from fenced.net.problems import error_from
 from fenced.runtime import clocks
 from fenced.service.access import TokenFile
 from fenced.service.api import Api
 from fenced.service.values import values_beside
 from fenced.service.watched import WatchedGuard
-from fenced.wire.problems import error_from
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
+from fenced.values.model import Stamp
 
 GUARDS = ("memory://{0}", "sqlite:///{1}/values.db", "file://{1}")
 

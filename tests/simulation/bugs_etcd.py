@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fenced.authorities.etcd.authority import EtcdAuthority
-from fenced.authorities.etcd.leases import EtcdSession, Sessions
-from fenced.authorities.etcd.namespace import Namespace
-from fenced.authorities.etcd.watching import EtcdWakeups
-from fenced.contracts import Selector
-from fenced.model import Holder
-from fenced.testing.worlds.etcd import EtcdBackend
-from fenced.wire.etcd.cluster import EtcdWire
-from fenced.wire.etcd.connection import EtcdConnection
-from fenced.wire.etcd.messages import TxnReply
-from fenced.wire.http2 import GrpcConnection
-from fenced.wire.pool import ConnectionBroken
-from fenced.wire.protobuf import fields, integer, message, raw
+from fenced.net.pool import ConnectionBroken
+from fenced.stores.etcd.authority.authority import EtcdAuthority
+from fenced.stores.etcd.authority.leases import EtcdSession, Sessions
+from fenced.stores.etcd.authority.namespace import Namespace
+from fenced.stores.etcd.authority.watching import EtcdWakeups
+from fenced.stores.etcd.wire.cluster import EtcdWire
+from fenced.stores.etcd.wire.connection import EtcdConnection
+from fenced.stores.etcd.wire.http2 import GrpcConnection
+from fenced.stores.etcd.wire.messages import TxnReply
+from fenced.stores.etcd.wire.protobuf import fields, integer, message, raw
+from fenced.values.contracts import Selector
+from fenced.values.model import Holder
+from fenced_testkit.worlds.etcd import EtcdBackend
 from tests.planted import bugs
 from tests.simulation.planting import over, with_authority
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from fenced.authorities.ledger.changes import Change, RecordedRows
-from fenced.authorities.ledger.journal import Batch
-from fenced.authorities.ledger.ledger import Ledger
-from fenced.authorities.shared.rows import LeaseAlgorithm
 from fenced.errors import Indeterminate
-from fenced.testing.worlds.faults import Faults
-from fenced.testing.worlds.ledger import LedgerBackend, SimulatedDisk
-from fenced.testing.worlds.site import Site
+from fenced.leases.rows import LeaseAlgorithm
+from fenced.stores.ledger.authority.changes import Change, RecordedRows
+from fenced.stores.ledger.authority.journal import Batch
+from fenced.stores.ledger.authority.ledger import Ledger
+from fenced_testkit.worlds.faults import Faults
+from fenced_testkit.worlds.ledger import LedgerBackend, SimulatedDisk
+from fenced_testkit.worlds.site import Site
 from tests.planted import bugs
 from tests.simulation.bugs_memory import Restarts
 from tests.simulation.planting import with_backend

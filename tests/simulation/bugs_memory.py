@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fenced.authorities.shared.dictionaries import MemoryRows
-from fenced.authorities.shared.rows import LeaseAlgorithm
 from fenced.core.acquiring import LeaseEngine
 from fenced.core.holding import GrantState
-from fenced.guards.memory import MemoryGuard
-from fenced.testing.worlds.faults import Faults, MessageServer
-from fenced.testing.worlds.memory import MemoryBackend
-from fenced.testing.worlds.site import Site
+from fenced.leases.dictionaries import MemoryRows
+from fenced.leases.rows import LeaseAlgorithm
+from fenced.stores.memory.guard import MemoryGuard
+from fenced_testkit.worlds.faults import Faults, MessageServer
+from fenced_testkit.worlds.memory import MemoryBackend
+from fenced_testkit.worlds.site import Site
 from tests.planted import bugs
 from tests.simulation.planting import with_backend
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from fenced.authorities.redis.authority import RedisAuthority
-from fenced.authorities.redis.listening import RedisWakeups
-from fenced.contracts import ByteStream, Endpoint
 from fenced.errors import Indeterminate
-from fenced.testing.worlds.redis import RedisBackend
-from fenced.testing.worlds.redis_cluster import RedisClusterBackend
-from fenced.wire.pool import ConnectionBroken
-from fenced.wire.redis.connection import RedisWire
-from fenced.wire.redis.routes import read_reply
+from fenced.net.pool import ConnectionBroken
+from fenced.stores.redis.authority.authority import RedisAuthority
+from fenced.stores.redis.authority.listening import RedisWakeups
+from fenced.stores.redis.wire.connection import RedisWire
+from fenced.stores.redis.wire.routes import read_reply
+from fenced.values.contracts import ByteStream, Endpoint
+from fenced_testkit.worlds.redis import RedisBackend
+from fenced_testkit.worlds.redis_cluster import RedisClusterBackend
 from tests.simulation.planting import with_authority
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fenced.authorities.service.authority import ServiceAuthority
-from fenced.authorities.service.listening import ServicePool, ServiceWakeups
 from fenced.errors import FencedError, Indeterminate, Unavailable
+from fenced.net.pool import ConnectionBroken
 from fenced.runtime.sockets import Late
-from fenced.testing.worlds.service import ServiceBackend
-from fenced.testing.worlds.site import Site
-from fenced.wire.pool import ConnectionBroken
-from fenced.wire.service.connection import HttpReply, HttpWire
+from fenced.stores.service.authority.authority import ServiceAuthority
+from fenced.stores.service.authority.listening import ServicePool, ServiceWakeups
+from fenced.stores.service.wire.connection import HttpReply, HttpWire
+from fenced_testkit.worlds.service import ServiceBackend
+from fenced_testkit.worlds.site import Site
 from tests.planted import bugs
 from tests.simulation.planting import over, with_authority, with_backend
 

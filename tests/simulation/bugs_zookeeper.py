@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
-from fenced.authorities.zookeeper.session import ZooKeeperSession
-from fenced.authorities.zookeeper.tree import Queue, ZooKeeperAttempt
-from fenced.model import Kept, RenewAnswer
-from fenced.testing.worlds.faults import NEVER
-from fenced.testing.worlds.site import Site
-from fenced.testing.worlds.zookeeper import ZooKeeperBackend
-from fenced.wire import jute
-from fenced.wire.zookeeper.connection import ZooKeeperWire
+from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
+from fenced.stores.zookeeper.authority.session import ZooKeeperSession
+from fenced.stores.zookeeper.authority.tree import Queue, ZooKeeperAttempt
+from fenced.stores.zookeeper.wire import jute
+from fenced.stores.zookeeper.wire.connection import ZooKeeperWire
+from fenced.values.model import Kept, RenewAnswer
+from fenced_testkit.worlds.faults import NEVER
+from fenced_testkit.worlds.site import Site
+from fenced_testkit.worlds.zookeeper import ZooKeeperBackend
 from tests.simulation.planting import with_authority
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from fenced.testing.worlds.backend import AuthorityBackend
-from fenced.testing.worlds.site import Site
+from fenced_testkit.worlds.backend import AuthorityBackend
+from fenced_testkit.worlds.site import Site
 
 
 def with_backend(bug: type, backend: type[AuthorityBackend]) -> type[Site]:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import fenced
-from fenced.testing.simulation import BACKENDS, fresh_seeds, main, run_worlds, seeds_of, simulate, site_of
-from fenced.testing.worlds.judge import PromiseBroken
-from fenced.testing.worlds.site import Site
+import fenced_testkit
+from fenced_testkit.simulation import BACKENDS, fresh_seeds, main, run_worlds, seeds_of, simulate, site_of
+from fenced_testkit.worlds.judge import PromiseBroken
+from fenced_testkit.worlds.site import Site
 from tests.simulation.planting import planted
 
 FIXED = 60
@@ -69,12 +70,13 @@ def test_no_promise_is_broken(authority: str) -> None:
 
 @cache
 def code() -> bytes:
-    """A digest of the package: with any change of it the test run draws other worlds, which no earlier code has met.
+    """A digest of package and laboratory: any change of them draws other worlds, which no earlier code has met.
 
     Two runs of the same code draw the same ones, so a failure is there again.
     """
     found = hashlib.sha256()
-    for file in sorted(Path(fenced.__file__).parent.rglob("*.*")):
+    rooms = (Path(package.__path__[0]) for package in (fenced, fenced_testkit))
+    for file in sorted(file for room in rooms for file in room.rglob("*.*")):
         if file.suffix in (".py", ".sql", ".lua"):
             found.update(file.read_bytes())
     return found.digest()

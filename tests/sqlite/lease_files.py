@@ -6,9 +6,9 @@ import secrets
 import sqlite3
 from pathlib import Path
 
-from fenced.authorities.sqlite.store import Store
-from fenced.model import Ask, Granted, Holder
 from fenced.runtime import clocks
+from fenced.stores.sqlite.authority.store import Store
+from fenced.values.model import Ask, Granted, Holder
 
 HOLDER = Holder("0" * 32, "label", "host", 1)
 

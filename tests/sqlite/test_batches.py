@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.sqlite.authority import SqliteAuthority
-from fenced.authorities.sqlite.connecting import LeaseFile
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.sqlite.authority.authority import SqliteAuthority
+from fenced.stores.sqlite.authority.connecting import LeaseFile
 from tests.ledger.test_ledger import answered_as_if_alone
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import fenced
-from fenced.authorities.sqlite.authority import SqliteAuthority
-from fenced.authorities.sqlite.connecting import Deadline
-from fenced.authorities.sqlite.store import Store
 from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
-from fenced.model import Ask, Ended, Granted, Holder, Kept
 from fenced.runtime import clocks, machine
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.sqlite.authority.authority import SqliteAuthority
+from fenced.stores.sqlite.authority.connecting import Deadline
+from fenced.stores.sqlite.authority.store import Store
 from fenced.testing.kit import asking, granted
+from fenced.values.model import Ask, Ended, Granted, Holder, Kept
 
 HOLDER = Holder("0" * 32, "label", "host", 1)
 
@@ -372,7 +372,7 @@ def test_counting_state_cannot_be_deleted_or_lowered(store: Store) -> None:
 
 def test_a_disk_error_is_unknown(store: Store) -> None:
     """An I/O error at COMMIT may or may not have reached the disk."""
-    from fenced.authorities.shared.sqlite import translate
+    from fenced.stores.sqlite.failures import translate
 
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC

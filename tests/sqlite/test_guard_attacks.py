@@ -12,11 +12,11 @@ import pytest
 
 import fenced
 from fenced.errors import Misconfigured, Misuse, Unsupported
-from fenced.guards.sqlite.values import SqliteGuard
-from fenced.model import Credential
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.sql import AsyncGuard, Guard
+from fenced.stores.sqlite.guard.values import SqliteGuard
 from fenced.testing.kit import stamp
+from fenced.values.model import Credential
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import aiosqlite
 import pytest
 
 import fenced
-from fenced.decision import RULES
 from fenced.errors import Misconfigured, Misuse, Unsupported
 from fenced.sql import AsyncGuard, Guard, refusal
 from fenced.testing.kit import stamp
+from fenced.values.decision import RULES
 from tests.entering import is_entered_once, is_entered_once_by_tasks
 
 

@@ -14,9 +14,9 @@ from dataclasses import replace
 import pytest
 
 from fenced.errors import Uncovered
-from fenced.guards.sqlite import install
-from fenced.guards.sqlite.unique import TableKeys, look_at
 from fenced.sql import Guard
+from fenced.stores.sqlite.guard import install
+from fenced.stores.sqlite.guard.unique import TableKeys, look_at
 from fenced.testing.kit import stamp
 
 GUARD = Guard(table="t", name="t/{id}")

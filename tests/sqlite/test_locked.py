@@ -19,18 +19,18 @@ from typing import Any
 
 import pytest
 
-from fenced import timing
-from fenced.authorities.shared.filesystem import machine_clock
-from fenced.authorities.sqlite import connecting
-from fenced.authorities.sqlite.authority import SqliteAuthority
-from fenced.authorities.sqlite.store import Store
-from fenced.contracts import Colour, Runtime
 from fenced.core.acquiring import LeaseRequest
 from fenced.core.holding import State
 from fenced.errors import FencedError, Indeterminate, Unavailable
-from fenced.model import Ask, AskAnswer, Granted, Waiting
+from fenced.net.filesystem import machine_clock
+from fenced.stores.sqlite.authority import connecting
+from fenced.stores.sqlite.authority.authority import SqliteAuthority
+from fenced.stores.sqlite.authority.store import Store
 from fenced.testing import COLOURS
 from fenced.testing.kit import asking, granted, lease_engine
+from fenced.values import timing
+from fenced.values.contracts import Colour, Runtime
+from fenced.values.model import Ask, AskAnswer, Granted, Waiting
 from tests.colours import play
 
 DEADLINE = 0.3

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from fenced.authorities.shared.sqlite import _never_closed
-from fenced.authorities.sqlite.connecting import LeaseFile
-from fenced.authorities.sqlite.floor import Floor
-from fenced.authorities.sqlite.store import Store
 from fenced.errors import Misconfigured
 from fenced.runtime import clocks
+from fenced.stores.sqlite.authority.connecting import LeaseFile
+from fenced.stores.sqlite.authority.floor import Floor
+from fenced.stores.sqlite.authority.store import Store
+from fenced.stores.sqlite.failures import _never_closed
 from tests.sqlite.lease_files import checkpoint, opened, tokens_of
 
 REMOVED = [("-wal",), ("-shm",), ("-wal", "-shm")]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fenced.testing.faults import Fault, Proxy
-from fenced.testing.servers import RedisServer
-from fenced.testing.servers.base import free_port
+from fenced.drills.relay import Fault, Proxy
+from fenced.drills.relay.ports import free_port
+from fenced_testkit.servers import RedisServer
 
 SILENCE_SECONDS = 0.15
 """Long enough for a loopback round trip, on a busy machine too."""

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-from fenced.testing.interleaving import COMMIT, ScriptEvent, ScriptOutcome, Trace, _Run
+from fenced_testkit.interleaving import COMMIT, ScriptEvent, ScriptOutcome, Trace, _Run
 
 
 class Watch:

@@ -14,8 +14,8 @@ import psycopg
 import pytest
 import redis
 
-from fenced.testing.faults import Proxy
-from fenced.testing.servers import (
+from fenced.drills.relay import Proxy
+from fenced_testkit.servers import (
     MissingProgram,
     Pgbouncer,
     PostgresqlServer,
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.xdist_group("servers")
 SILENCE_SECONDS = 0.3
 KEEPER = """
 import sys, time
-from fenced.testing.servers import PostgresqlServer, RedisServer
+from fenced_testkit.servers import PostgresqlServer, RedisServer
 for server in (PostgresqlServer(), RedisServer()):
     server.start()
     server.freeze()
@@ -141,7 +141,7 @@ def test_a_given_folder_stays(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(postgresql, "PROGRAMS", tmp_path)
-    monkeypatch.setattr("fenced.testing.servers.base.shutil.which", lambda *_args, **_options: None)
+    monkeypatch.setattr("fenced_testkit.servers.base.shutil.which", lambda *_args, **_options: None)
     for make, package in ((PostgresqlServer, "postgresql"), (RedisServer, "redis-server")):
         server = make()
         with pytest.raises(MissingProgram, match=f"apt-get install -y {package}$"), server:

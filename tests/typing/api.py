@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 import fenced
 import fenced.django
 from fenced import errors, events, sql
-from fenced.contracts import Versioned
-from fenced.decision import Mark
+from fenced.values.contracts import Versioned
+from fenced.values.decision import Mark
 
 
 def leases(client: fenced.Client, other: fenced.Values) -> None:

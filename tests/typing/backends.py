@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from fenced.authorities.etcd.authority import EtcdAuthority
-from fenced.authorities.memory import MemoryAuthority
-from fenced.authorities.postgresql.authority import PostgresqlAuthority
-from fenced.authorities.redis.authority import RedisAuthority
-from fenced.authorities.sqlite.authority import SqliteAuthority
-from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
-from fenced.contracts import Authority, NamedValues, Runtime
-from fenced.guards.dynamodb.values import DynamoValues
-from fenced.guards.etcd.values import EtcdValues
-from fenced.guards.memory import MemoryGuard
-from fenced.guards.postgresql.values import PostgresqlGuard
-from fenced.guards.sqlite.values import SqliteGuard
-from fenced.guards.zookeeper.values import ZooKeeperValues
-from fenced.registry import AuthorityType, GuardType
+from fenced.client.registry import AuthorityType, GuardType
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime
-from fenced.runtime.simulated import SimulatedRuntime
+from fenced.stores.dynamodb.guard.values import DynamoValues
+from fenced.stores.etcd.authority.authority import EtcdAuthority
+from fenced.stores.etcd.guard.values import EtcdValues
+from fenced.stores.memory.authority import MemoryAuthority
+from fenced.stores.memory.guard import MemoryGuard
+from fenced.stores.postgresql.authority.authority import PostgresqlAuthority
+from fenced.stores.postgresql.guard.values import PostgresqlGuard
+from fenced.stores.redis.authority.authority import RedisAuthority
+from fenced.stores.sqlite.authority.authority import SqliteAuthority
+from fenced.stores.sqlite.guard.values import SqliteGuard
+from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
+from fenced.stores.zookeeper.guard.values import ZooKeeperValues
+from fenced.values.contracts import Authority, NamedValues, Runtime
+from fenced_testkit.runtime.simulated import SimulatedRuntime
 
 AUTHORITIES: list[type[Authority]] = [
     EtcdAuthority,

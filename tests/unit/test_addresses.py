@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenced import registry
+from fenced.client import registry
 from fenced.errors import Misconfigured, Misuse
+from fenced.net.address import ServerAddress
 from fenced.runtime.blocking import BlockingRuntime
-from fenced.wire.address import ServerAddress
-from fenced.wire.etcd.address import EtcdAddress
-from fenced.wire.redis.address import RedisAddress
-from fenced.wire.zookeeper.address import ZooKeeperAddress
+from fenced.stores.etcd.address import EtcdAddress
+from fenced.stores.redis.address import RedisAddress
+from fenced.stores.zookeeper.address import ZooKeeperAddress
 
 KINDS: dict[type[ServerAddress], str] = {
     EtcdAddress: "etcd",

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from fenced.contracts import Wakeup
-from fenced.decision import RULES, Mark, Rule
+from fenced.client.registry import guard as guard_at
 from fenced.errors import (
     AlreadyApplied,
     Conflict,
@@ -20,12 +19,13 @@ from fenced.errors import (
     Unavailable,
     Unsupported,
 )
-from fenced.guards.memory import MemoryCells, MemoryGuard
-from fenced.guards.shared import cellguard
-from fenced.guards.shared.cells import KEPT, Cell, Swapped
-from fenced.registry import guard as guard_at
+from fenced.guards import cellguard
+from fenced.guards.cells import KEPT, Cell, Swapped
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.memory.guard import MemoryCells, MemoryGuard
 from fenced.testing.kit import NAME, by
+from fenced.values.contracts import Wakeup
+from fenced.values.decision import RULES, Mark, Rule
 
 SEEDS = range(100)
 

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.core.acquiring import LeaseEngine, LeaseRequest
 from fenced.core.holding import State
 from fenced.errors import (
@@ -16,10 +15,11 @@ from fenced.errors import (
     NotGranted,
     Unavailable,
 )
-from fenced.model import Ask, AskAnswer, Busy, Ended, Holder, ReleaseAnswer, Standing
 from fenced.runtime.blocking import step
-from fenced.runtime.simulated import SimulatedRuntime
-from fenced.runtime.world import Process, World
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
+from fenced.values.model import Ask, AskAnswer, Busy, Ended, Holder, ReleaseAnswer, Standing
+from fenced_testkit.runtime.simulated import SimulatedRuntime
+from fenced_testkit.runtime.world import Process, World
 
 HOLDER = Holder("1" * 32, "client", "host", 1)
 Story = Callable[[LeaseEngine, "Deaf", SimulatedRuntime], Awaitable[None]]

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.core.acquiring import LeaseRequest
 from fenced.core.counting import AttemptCounter
 from fenced.errors import NotGranted, Unavailable
-from fenced.model import Ask, AskAnswer
 from fenced.runtime import clocks
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.testing.kit import lease_engine
+from fenced.values.model import Ask, AskAnswer
 from tests.shifted import Shifted
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenced.decision import MODES, RULES, Mark, Mode, Rule, Ruling, Verdict, in_canary, judge, rule_on
 from fenced.errors import REFUSALS
 from fenced.testing.kit import REALM, stamp
+from fenced.values.decision import MODES, RULES, Mark, Mode, Rule, Ruling, Verdict, in_canary, judge, rule_on
 
 NAME = "orders/42"
 ANNOUNCED = Mark(5, stamp(5).grant, 0)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.ledger.changes import MANY, ROWS, RecordedRows
-from fenced.authorities.shared.dictionaries import MemoryRows
-from fenced.authorities.shared.rows import AttemptRow, names_json
+from fenced.leases.dictionaries import MemoryRows
+from fenced.leases.rows import AttemptRow, names_json
+from fenced.stores.ledger.authority.changes import MANY, ROWS, RecordedRows
 
 
 def test_names_are_in_the_order_of_their_bytes() -> None:

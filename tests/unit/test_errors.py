@@ -8,8 +8,8 @@ import fenced
 from fenced import errors
 from fenced.http.receiving import Replayed
 from fenced.http.replies import KeptReply
-from fenced.model import HeldBy, Holder, Stamp
 from fenced.proxy.messages import BadMessage
+from fenced.values.model import HeldBy, Holder, Stamp
 
 STAMP = Stamp("00000000000000aa", ("a",), 7, 1, "0" * 32)
 FIELDS: dict[type[errors.FencedError], dict[str, object]] = {

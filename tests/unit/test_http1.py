@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenced.wire import http1
-from fenced.wire.http1 import END, Event, HttpReader, MalformedHttp, RequestHead, ResponseHead
+from fenced.net import http1
+from fenced.net.http1 import END, Event, HttpReader, MalformedHttp, RequestHead, ResponseHead
 
 REQUESTS = (
     b"GET /a?b=1 HTTP/1.1\r\nHost: h\r\n\r\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fenced.errors import Indeterminate
-from fenced.wire import jute
+from fenced.stores.zookeeper.wire import jute
 
 STAT = bytes(68)
 TEXT = struct.pack(">i", 2) + b"/a"

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from fenced import errors, registry
-from fenced.authorities.memory import MemoryAuthority, MemoryStore
-from fenced.contracts import Wakeup
-from fenced.guards.memory import MemoryGuard
-from fenced.model import TOKEN_MAX, Ask, Credential, Granted, Holder, Stamp, Standing, grant_id
-from fenced.moving import GAP, AdoptRealm, GuardTrust, Moved, MoveStep, RaiseFloor, move, next_step
+from fenced import errors
+from fenced.client import registry
+from fenced.client.moving import GAP, AdoptRealm, GuardTrust, Moved, MoveStep, RaiseFloor, move, next_step
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
+from fenced.stores.memory.guard import MemoryGuard
+from fenced.values.contracts import Wakeup
+from fenced.values.model import TOKEN_MAX, Ask, Credential, Granted, Holder, Stamp, Standing, grant_id
 
 OLD, NEW, OTHER = "00000000000000aa", "00000000000000bb", "00000000000000cc"
 
@@ -150,7 +151,7 @@ def test_the_other_order_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         left = [number for number, each in enumerate(guards) if each.realm != new.realm]
         return AdoptRealm(left[0]) if left else next_step(old, new, guards)
 
-    monkeypatch.setattr("fenced.moving.next_step", adopt_first)
+    monkeypatch.setattr("fenced.client.moving.next_step", adopt_first)
     site = Site()
     with pytest.raises(AssertionError, match="at no time are both refused"):
         site.move(site.work)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fenced.contracts import ByteStream, Runtime
-from fenced.runtime.network import UNREAD_BYTES_MAX, SimulatedConnection, SimulatedNetwork
-from fenced.runtime.simulated import SimulatedRuntime
 from fenced.runtime.sockets import Late
-from fenced.runtime.world import Process, World
+from fenced.values.contracts import ByteStream, Runtime
+from fenced_testkit.runtime.network import UNREAD_BYTES_MAX, SimulatedConnection, SimulatedNetwork
+from fenced_testkit.runtime.simulated import SimulatedRuntime
+from fenced_testkit.runtime.world import Process, World
 
 ECHO = ("echo", 7)
 

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from fenced.errors import Indeterminate, Misconfigured, Unavailable
+from fenced.net.pool import ConnectionBroken, Pool
 from fenced.runtime.aio import AioRuntime
-from fenced.wire.pool import ConnectionBroken, Pool
 
 
 async def nothing() -> None:

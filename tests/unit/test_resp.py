@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenced.wire.resp import ErrorReply, Incomplete, MalformedResp, RespReader, command
+from fenced.stores.redis.wire.resp import ErrorReply, Incomplete, MalformedResp, RespReader, command
 
 STREAM = (
     b"+OK\r\n:42\r\n:-1\r\n$-1\r\n$0\r\n\r\n$6\r\na\r\nb\r\n\r\n*-1\r\n*0\r\n"

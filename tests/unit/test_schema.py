@@ -6,13 +6,22 @@ import json
 
 import pytest
 
-from fenced.authorities.etcd.keys import Meta
-from fenced.authorities.postgresql.schema import SCHEMA as AUTHORITY
-from fenced.authorities.zookeeper import tree
 from fenced.errors import Misconfigured
-from fenced.guards.postgresql.schema import SCHEMA as GUARD
-from fenced.schema import RELEASE, V0_1, Installed, Schema, SqlSchema, check_readable, is_older, parsed_schema
-from fenced.wire.jute import Stat
+from fenced.stores.etcd.authority.keys import Meta
+from fenced.stores.postgresql.authority.schema import SCHEMA as AUTHORITY
+from fenced.stores.postgresql.guard.schema import SCHEMA as GUARD
+from fenced.stores.zookeeper.authority import tree
+from fenced.stores.zookeeper.wire.jute import Stat
+from fenced.values.schema import (
+    RELEASE,
+    V0_1,
+    Installed,
+    Schema,
+    SqlSchema,
+    check_readable,
+    is_older,
+    parsed_schema,
+)
 
 STAT = Stat(*(0 for _ in Stat._fields))
 

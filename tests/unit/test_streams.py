@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fenced.contracts import Runtime
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.sockets import KEEP_ALIVE
+from fenced.values.contracts import Runtime
 
 NOWHERE = "255.255.255.255"
 """To connect there fails at once: the network is unreachable."""

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenced import errors, timing
+from fenced import errors
 from fenced.errors import InvalidStamp, Misuse, shown
-from fenced.model import Stamp, check_name, grant_id
 from fenced.testing.kit import stamp
+from fenced.values import timing
+from fenced.values.model import Stamp, check_name, grant_id
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 import fenced.testing.vectors as vectors
-from fenced.decision import Judgement, Mark, Mode, Ruling, Verdict, in_canary, judge, mode_of, rule_on
-from fenced.model import SEQ_MAX, Stamp
+from fenced.values.decision import Judgement, Mark, Mode, Ruling, Verdict, in_canary, judge, mode_of, rule_on
+from fenced.values.model import SEQ_MAX, Stamp
 
 FILE = json.loads(vectors.PATH.read_text())
 

@@ -72,7 +72,7 @@ def test_old_and_new_clients_share_an_authority(start: Start, old: Path, tmp_pat
     story(start, old, NEW, tmp_path / "log")
 
 
-SCHEMA = "authorities/postgresql/schema"
+SCHEMA = "stores/postgresql/authority/schema"
 LAST = "VALUES (1, 1, '0.1', '');\n"
 WRONG = {
     "starts the counter again": ("tables_2.sql", LAST, LAST + "ALTER SEQUENCE fenced.token RESTART;\n"),

@@ -173,7 +173,7 @@ def test_status_shows_the_versions(shop: Shop) -> None:
     assert "readable by clients that know 1 or later" in shop.status()
 
 
-TABLES = "guards/postgresql/schema/tables_2.sql"
+TABLES = "stores/postgresql/guard/schema/tables_2.sql"
 LAST = "-- CREATE OR REPLACE cannot rename a parameter.\n"
 WRONG = {
     "resets a mark": "UPDATE fenced_guard.mark SET token = 1;\n",

@@ -14,11 +14,11 @@ from urllib.parse import quote
 import pytest
 
 from fenced import __version__
-from fenced.authorities.service.authority import ServiceAuthority
-from fenced.model import Ask, Holder
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.wire.service.address import service_address
-from fenced.wire.service.connection import HttpReply, HttpWire, InstanceRoute
+from fenced.stores.service.address import service_address
+from fenced.stores.service.authority.authority import ServiceAuthority
+from fenced.stores.service.wire.connection import HttpReply, HttpWire, InstanceRoute
+from fenced.values.model import Ask, Holder
 from tests.service.instances import OverMemory, running
 
 pytestmark = pytest.mark.xdist_group("service")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fenced.registry import BUILT_IN
+from fenced.client.registry import BUILT_IN
 from release.check import PROJECT, VERSION, wrong
 from release.metadata import LINK, linked
 

@@ -18,16 +18,19 @@ from typing import Any
 
 import pytest
 
-from fenced import registry
-from fenced.contracts import Colour, Endpoint, Runtime, SocketLike
+from fenced.client import registry
 from fenced.errors import Indeterminate, Misconfigured, Unavailable
+from fenced.net import http1
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.sockets import READ_BYTES
+from fenced.stores.etcd.wire import http2
+from fenced.stores.redis.wire import resp
+from fenced.stores.service.wire import connection as service
+from fenced.stores.zookeeper.wire import connection as zookeeper
+from fenced.stores.zookeeper.wire import jute
 from fenced.testing import COLOURS
-from fenced.wire import http1, http2, jute, resp
-from fenced.wire.service import connection as service
-from fenced.wire.zookeeper import connection as zookeeper
+from fenced.values.contracts import Colour, Endpoint, Runtime, SocketLike
 from tests.shifted import Shifted
 
 BUFFER = 2**16

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
 from tests.zookeeper.raw import Raw
 
 RUNTIME = BlockingRuntime()

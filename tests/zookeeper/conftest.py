@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
+from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
 from tests.zookeeper.acting import opened
 from tests.zookeeper.raw import Raw
 

@@ -7,9 +7,9 @@ import struct
 from typing import Self
 
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.wire import jute
-from fenced.wire.zookeeper.address import ZooKeeperAddress
-from fenced.wire.zookeeper.connection import dial
+from fenced.stores.zookeeper.address import ZooKeeperAddress
+from fenced.stores.zookeeper.wire import jute
+from fenced.stores.zookeeper.wire.connection import dial
 
 OPEN = jute.acl([("world", "anyone")])
 NEW = jute.Connected(10_000, 0, b"\0" * 16)

@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
-from fenced.authorities.zookeeper.session import ZooKeeperSession
 from fenced.errors import Unavailable
-from fenced.wire import jute
-from fenced.wire.zookeeper.address import ZooKeeperAddress
+from fenced.stores.zookeeper.address import ZooKeeperAddress
+from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
+from fenced.stores.zookeeper.authority.session import ZooKeeperSession
+from fenced.stores.zookeeper.wire import jute
 from tests.shifted import Shifted
 from tests.zookeeper.raw import Raw
 

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fenced
-from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
-from fenced.authorities.zookeeper.tree import Paths, name_of
+from fenced.drills.relay import Proxy
 from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
-from fenced.model import Busy, Ended, Granted, Kept, Released, Waiting, check_name, grant_id
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import step
-from fenced.testing.faults import Proxy
+from fenced.stores.zookeeper.address import ZooKeeperAddress
+from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
+from fenced.stores.zookeeper.authority.tree import Paths, name_of
+from fenced.stores.zookeeper.wire import jute
 from fenced.testing.inputs import ODD_NAMES
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers import ZooKeeperServer
-from fenced.wire import jute
-from fenced.wire.zookeeper.address import ZooKeeperAddress
+from fenced.values.model import Busy, Ended, Granted, Kept, Released, Waiting, check_name, grant_id
+from fenced_testkit.servers import ZooKeeperServer
 from tests.shifted import Shifted
 from tests.zookeeper.acting import RUNTIME, Pair, opened, places, woken
 from tests.zookeeper.raw import Raw

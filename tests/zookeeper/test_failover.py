@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from fenced import timing
-from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.core.acquiring import LeaseEngine, LeaseRequest
 from fenced.core.holding import GrantState, State
 from fenced.errors import Indeterminate, LeaseLost, Unavailable
-from fenced.model import Ended, Granted, Kept, Released, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing import GUARD_FAILOVER_CHECKS, Check, GuardFailoverHarness, run
+from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
+from fenced.stores.zookeeper.wire import jute
+from fenced.testing import Check, run
 from fenced.testing.kit import asking, granted, lease_engine
-from fenced.testing.servers import ZooKeeperEnsemble, ZooKeeperServer
-from fenced.wire import jute
+from fenced.values import timing
+from fenced.values.model import Ended, Granted, Kept, Released, Waiting
+from fenced_testkit import GUARD_FAILOVER_CHECKS, GuardFailoverHarness
+from fenced_testkit.servers import ZooKeeperEnsemble, ZooKeeperServer
 from tests.guard_outage_harness import FailoverHarness
 from tests.zookeeper.shifting import end_session
 

@@ -14,7 +14,7 @@ import pytest
 from kazoo.client import KazooClient  # type: ignore[import-untyped]
 
 import fenced
-from fenced import timing
+from fenced.drills.relay import Fault, Proxy
 from fenced.errors import (
     AlreadyApplied,
     Conflict,
@@ -24,12 +24,12 @@ from fenced.errors import (
     StaleToken,
     Unsupported,
 )
-from fenced.guards.zookeeper.values import ZooKeeperValues
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.faults import Fault, Proxy
+from fenced.stores.zookeeper.guard.values import ZooKeeperValues
 from fenced.testing.kit import NAME, by, stamp
-from fenced.testing.servers import ZooKeeperServer
+from fenced.values import timing
 from fenced.zookeeper import ZooKeeperGuard
+from fenced_testkit.servers import ZooKeeperServer
 from tests.guard_outage_harness import is_used_after_a_fork
 
 

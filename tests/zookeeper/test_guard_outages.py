@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fenced.decision import Rule
-from fenced.testing import Check, Colour, GuardOutageHarness
-from fenced.testing.servers import ZooKeeperServer
+from fenced.testing import Check, Colour
+from fenced.values.decision import Rule
+from fenced_testkit import GuardOutageHarness
+from fenced_testkit.servers import ZooKeeperServer
 from tests.guard_outage_harness import GuardedHarness, every_guard_outage, run_outage
 from tests.outage_harness import own_server
 

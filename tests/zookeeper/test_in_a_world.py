@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
-from fenced.authorities.zookeeper.session import ZooKeeperSession
-from fenced.authorities.zookeeper.tree import ZooKeeperAttempt
 from fenced.errors import Indeterminate
-from fenced.model import Ask, Granted, Holder, Released, Waiting
-from fenced.runtime.network import SimulatedNetwork
-from fenced.runtime.simulated import SimulatedRuntime
-from fenced.runtime.world import Process, World
-from fenced.testing.worlds.zookeeper_ensemble import Ensemble, PeerLink, Replica
-from fenced.testing.worlds.zookeeper_member import ClientConnection, Request
-from fenced.testing.worlds.zookeeper_tree import CLOSE_SESSION, MULTI, Entry, Ids
-from fenced.wire import jute
-from fenced.wire.zookeeper.connection import ZooKeeperWire
+from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
+from fenced.stores.zookeeper.authority.session import ZooKeeperSession
+from fenced.stores.zookeeper.authority.tree import ZooKeeperAttempt
+from fenced.stores.zookeeper.wire import jute
+from fenced.stores.zookeeper.wire.connection import ZooKeeperWire
+from fenced.values.model import Ask, Granted, Holder, Released, Waiting
+from fenced_testkit.runtime.network import SimulatedNetwork
+from fenced_testkit.runtime.simulated import SimulatedRuntime
+from fenced_testkit.runtime.world import Process, World
+from fenced_testkit.worlds.zookeeper_ensemble import Ensemble, PeerLink, Replica
+from fenced_testkit.worlds.zookeeper_member import ClientConnection, Request
+from fenced_testkit.worlds.zookeeper_tree import CLOSE_SESSION, MULTI, Entry, Ids
 
 HOLDER = Holder("id", "label", "host", 1)
 

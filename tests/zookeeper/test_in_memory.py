@@ -10,10 +10,10 @@ from typing import NamedTuple, Protocol
 
 import pytest
 
-from fenced.runtime.world import World
-from fenced.testing.servers import ZooKeeperServer
-from fenced.testing.worlds.zookeeper_ensemble import Ensemble
-from fenced.wire import jute
+from fenced.stores.zookeeper.wire import jute
+from fenced_testkit.runtime.world import World
+from fenced_testkit.servers import ZooKeeperServer
+from fenced_testkit.worlds.zookeeper_ensemble import Ensemble
 
 pytestmark = pytest.mark.xdist_group("zookeeper in memory")  # one server for all
 

@@ -8,17 +8,18 @@ import threading
 
 import pytest
 
-from fenced.contracts import Colour, Readable, Runtime, SocketLike
+from fenced.drills.relay import Fault, Proxy
 from fenced.errors import Indeterminate, Unavailable
-from fenced.model import Busy, Ended, Kept
+from fenced.net.pool import ConnectionBroken
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing import Check, OutageHarness, run
-from fenced.testing.faults import Fault, Proxy
+from fenced.stores.zookeeper.wire import jute
+from fenced.stores.zookeeper.wire.connection import Hub, ZooKeeperWire
+from fenced.testing import Check, run
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers import ZooKeeperServer
-from fenced.wire import jute
-from fenced.wire.pool import ConnectionBroken
-from fenced.wire.zookeeper.connection import Hub, ZooKeeperWire
+from fenced.values.contracts import Colour, Readable, Runtime, SocketLike
+from fenced.values.model import Busy, Ended, Kept
+from fenced_testkit import OutageHarness
+from fenced_testkit.servers import ZooKeeperServer
 from tests.outage_harness import ProxiedHarness, every_outage, own_server
 from tests.shifted import Shifted
 from tests.zookeeper.acting import WORDS, opened

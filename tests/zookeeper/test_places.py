@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
-from fenced.authorities.zookeeper.session import ZooKeeperSession
-from fenced.authorities.zookeeper.tree import ZooKeeperAttempt
+from fenced.drills.relay import Fault, Proxy
 from fenced.errors import Indeterminate
-from fenced.model import Ask, Granted, Kept, Released, Waiting, grant_id
 from fenced.runtime.blocking import step
-from fenced.testing.faults import Fault, Proxy
+from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
+from fenced.stores.zookeeper.authority.session import ZooKeeperSession
+from fenced.stores.zookeeper.authority.tree import ZooKeeperAttempt
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers import ZooKeeperServer
+from fenced.values.model import Ask, Granted, Kept, Released, Waiting, grant_id
+from fenced_testkit.servers import ZooKeeperServer
 from tests.simulation.bugs_zookeeper import EventsAreBelieved
 from tests.zookeeper.acting import RUNTIME, WORDS, Pair, opened, woken
 

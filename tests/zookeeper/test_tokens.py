@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
-from fenced.authorities.zookeeper.session import ZooKeeperSession
-from fenced.authorities.zookeeper.tree import queue_of
 from fenced.errors import Misconfigured
-from fenced.model import TOKEN_MAX, Kept, Released, Waiting, grant_id
 from fenced.runtime.blocking import step
+from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
+from fenced.stores.zookeeper.authority.session import ZooKeeperSession
+from fenced.stores.zookeeper.authority.tree import queue_of
+from fenced.stores.zookeeper.wire import jute
 from fenced.testing.kit import asking, granted
-from fenced.wire import jute
+from fenced.values.model import TOKEN_MAX, Kept, Released, Waiting, grant_id
 from tests.zookeeper.acting import RUNTIME, Pair, places, woken
 from tests.zookeeper.raw import Raw
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fenced import registry
-from fenced.contracts import Operator
-from fenced.decision import MODES, Mode
+from fenced.client import registry
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.values.contracts import Operator
+from fenced.values.decision import MODES, Mode
 
 if TYPE_CHECKING:
-    from fenced.guards.shared.engine import Engine, TableGuard
-    from fenced.guards.shared.spec import Spec
+    from fenced.guards.engine import Engine, TableGuard
+    from fenced.guards.spec import Spec
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

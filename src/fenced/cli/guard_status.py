@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from fenced import timing
 from fenced.cli import exits
 from fenced.cli.guard_options import (
     addressed,
@@ -19,8 +18,9 @@ from fenced.cli.guard_options import (
 )
 from fenced.cli.options import json_option
 from fenced.cli.output import plain, write_json
-from fenced.durations import duration
-from fenced.rollout import (
+from fenced.values import timing
+from fenced.values.durations import duration
+from fenced.values.rollout import (
     DatabaseStatus,
     DecisionCount,
     GuardStatus,
@@ -30,7 +30,7 @@ from fenced.rollout import (
     several,
     span,
 )
-from fenced.schema import Schema
+from fenced.values.schema import Schema
 
 WRITERS_SHOWN = 5
 """How many writers without a stamp are named; `--json` has all of them."""

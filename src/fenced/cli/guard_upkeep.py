@@ -17,11 +17,11 @@ from fenced.cli.guard_options import (
 )
 from fenced.cli.options import authority_option, json_option, namespace_option, opened
 from fenced.cli.output import plain, write_json, write_table
-from fenced.contracts import Authority, Operator
-from fenced.durations import duration
 from fenced.errors import Contended
-from fenced.rollout import Change, DatabaseStatus, Decision, several
 from fenced.runtime.blocking import step
+from fenced.values.contracts import Authority, Operator
+from fenced.values.durations import duration
+from fenced.values.rollout import Change, DatabaseStatus, Decision, several
 
 
 @click.command()

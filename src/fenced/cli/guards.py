@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import click
 
-from fenced import timing
 from fenced.cli.guard_keys import key
 from fenced.cli.guard_options import (
     addressed,
@@ -36,14 +35,15 @@ from fenced.cli.guard_upkeep import (
 )
 from fenced.cli.options import json_option
 from fenced.cli.output import plain, write_json
-from fenced.contracts import Operator
-from fenced.decision import RULES, Mode, Rule
-from fenced.durations import duration
 from fenced.errors import Misuse, Unsupported
-from fenced.guards.shared.spec import Spec, as_script
-from fenced.rollout import QUIET_SECONDS, several, skipped
+from fenced.guards.spec import Spec, as_script
 from fenced.runtime.blocking import step
-from fenced.schema import Schema
+from fenced.values import timing
+from fenced.values.contracts import Operator
+from fenced.values.decision import RULES, Mode, Rule
+from fenced.values.durations import duration
+from fenced.values.rollout import QUIET_SECONDS, several, skipped
+from fenced.values.schema import Schema
 
 names_option = click.option(
     "--names", "pattern", metavar="PATTERN", help="Only names like this; * stands for any characters."

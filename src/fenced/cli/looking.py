@@ -10,9 +10,9 @@ import click
 
 from fenced.cli.options import authority_option, json_option, namespace_option, opened
 from fenced.cli.output import plain, seconds, write_json, write_table
-from fenced.contracts import Authority
-from fenced.model import HeldBy, Holder, NameView, Waiter
 from fenced.runtime.blocking import step
+from fenced.values.contracts import Authority
+from fenced.values.model import HeldBy, Holder, NameView, Waiter
 
 PAGE = 1000
 

@@ -7,13 +7,13 @@ from dataclasses import asdict
 
 import click
 
-from fenced import moving, registry
 from fenced.cli.options import guarantee_option, json_option, namespace_option, need_authority, opened
 from fenced.cli.output import plain, write_json
-from fenced.contracts import MODE_LAG, Authority, Marks
-from fenced.moving import AdoptRealm, Moved, MoveStep
-from fenced.rollout import several
+from fenced.client import moving, registry
+from fenced.client.moving import AdoptRealm, Moved, MoveStep
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.values.contracts import MODE_LAG, Authority, Marks
+from fenced.values.rollout import several
 
 SHOWN_MAX = 10
 """How many names that are still held in the old authority are listed."""

@@ -8,12 +8,12 @@ from dataclasses import asdict
 
 import click
 
-from fenced import registry
 from fenced.cli.moving import move
 from fenced.cli.options import authority_either, authority_option, json_option, namespace_option, opened
 from fenced.cli.output import plain, write_json
-from fenced.model import HeldBy, Standing, check_floor, check_name
+from fenced.client import registry
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.values.model import HeldBy, Standing, check_floor, check_name
 
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 

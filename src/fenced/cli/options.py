@@ -9,10 +9,10 @@ from typing import TypeVar
 import click
 from click.core import ParameterSource
 
-from fenced import registry
-from fenced.contracts import Authority
+from fenced.client import registry
 from fenced.errors import Misconfigured
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.values.contracts import Authority
 
 Command = TypeVar("Command", bound=Callable[..., object])
 _ARGUMENT = "fenced.cli.options.authority"

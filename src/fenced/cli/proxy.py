@@ -11,8 +11,8 @@ import click
 
 from fenced.cli.logs import log_to_stderr
 from fenced.cli.output import complain
-from fenced.durations import duration
 from fenced.proofs import Ed25519Public, HmacKey, VerifyingKey
+from fenced.values.durations import duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 SECONDS_MAX = 86_400.0

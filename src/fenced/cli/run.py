@@ -16,18 +16,18 @@ from typing import Any, TypeVar
 
 import click
 
-from fenced import timing
 from fenced.cli import exits
 from fenced.cli.child import Child
 from fenced.cli.inbox import Inbox, Stopped
 from fenced.cli.options import authority_option, guarantee_option, namespace_option
 from fenced.cli.output import complain
-from fenced.client import Client, Guarantee, Lease
+from fenced.client.faces import Client, Guarantee, Lease
 from fenced.core.holding import State
-from fenced.durations import duration
 from fenced.errors import FencedError, LeaseLost, Misuse, NotGranted
 from fenced.events import Event, KeeperFailed, LeaseInJeopardy
 from fenced.runtime.blocking import expect_interrupts
+from fenced.values import timing
+from fenced.values.durations import duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -6,12 +6,12 @@ import os
 
 import click
 
-from fenced import registry
 from fenced.cli import exits
 from fenced.cli.logs import log_to_stderr
 from fenced.cli.options import guarantee_option
 from fenced.cli.output import complain
 from fenced.cli.proxy import listen_address
+from fenced.client import registry
 from fenced.errors import Misconfigured
 
 PORT = 8700

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
-from fenced import events, timing
-from fenced.contracts import Authority, Runtime
+from fenced import events
 from fenced.core.callbacks import Reporter
 from fenced.core.counting import AttemptCounter
 from fenced.core.holding import GrantState, State
@@ -33,7 +32,9 @@ from fenced.errors import (
     Unavailable,
     shown,
 )
-from fenced.model import (
+from fenced.values import timing
+from fenced.values.contracts import Authority, Runtime
+from fenced.values.model import (
     TOKEN_MAX,
     Ask,
     AskAnswer,

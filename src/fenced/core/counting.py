@@ -6,8 +6,8 @@ its client may say it: its count has a secret name.
 
 from __future__ import annotations
 
-from fenced import timing
-from fenced.contracts import Runtime
+from fenced.values import timing
+from fenced.values.contracts import Runtime
 
 
 class AttemptCounter:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-from fenced import timing
-from fenced.contracts import Runtime, Wakeup
 from fenced.core.callbacks import call_user_callback
 from fenced.errors import LeaseLost, Misuse, NotEnoughTime
-from fenced.model import Granted, Stamp, grant_id
+from fenced.values import timing
+from fenced.values.contracts import Runtime, Wakeup
+from fenced.values.model import Granted, Stamp, grant_id
 
 
 class State(StrEnum):

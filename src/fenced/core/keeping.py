@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from fenced import timing
-from fenced.contracts import Authority, Runtime, Task
 from fenced.core.holding import GrantState
 from fenced.core.settling import Settler
 from fenced.core.waiting import QueueEntry
 from fenced.errors import FencedError
 from fenced.events import Event, KeeperFailed, LeaseInJeopardy
-from fenced.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting
+from fenced.values import timing
+from fenced.values.contracts import Authority, Runtime, Task
+from fenced.values.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting
 
 BATCH_MAX = 5000
 CALL_SECONDS_MIN = 0.01

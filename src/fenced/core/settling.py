@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from fenced import timing
-from fenced.contracts import Authority, Runtime, Task
 from fenced.errors import FencedError, Indeterminate, Unavailable
+from fenced.values import timing
+from fenced.values.contracts import Authority, Runtime, Task
 
 OWNER_TRY_SECONDS = timing.CALL_SECONDS + 1.0
 """How long the settler leaves an attempt to the caller that is ending it; longer than that caller's request lasts."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from fenced import timing
-from fenced.contracts import Authority, Runtime, Task
 from fenced.errors import FencedError
-from fenced.model import grant_id
+from fenced.values import timing
+from fenced.values.contracts import Authority, Runtime, Task
+from fenced.values.model import grant_id
 
 EARLY_MAX = 1024
 """How many wake-ups are kept for attempts whose `Waiting` answer has not arrived yet."""

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 
-from fenced import timing
 from fenced.drills import late_renewal, pause, storm
 from fenced.drills.history import Verdict, check
 from fenced.drills.outcome import DrillOutcome, outcome, to_json
@@ -30,10 +29,11 @@ from fenced.drills.stage import (
 )
 from fenced.drills.story import Log
 from fenced.drills.terminal import Quiet, Screen, Terminal
-from fenced.durations import duration
 from fenced.errors import FencedError
 from fenced.runtime.blocking import expect_interrupts
 from fenced.runtime.clocks import now
+from fenced.values import timing
+from fenced.values.durations import duration
 
 SCENARIOS: dict[str, Callable[[DrillStage, Log, Screen], None]] = {
     "pause": pause.run,

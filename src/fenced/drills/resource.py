@@ -10,12 +10,12 @@ import sqlite3
 from pathlib import Path
 from typing import Any, Protocol
 
-from fenced import registry
-from fenced.contracts import NamedValues, Versioned
+from fenced.client import registry
 from fenced.drills.served import SCHEMES, ServedResource
 from fenced.errors import Contended, Misconfigured, Unavailable
-from fenced.model import Credential, Stamp
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.values.contracts import NamedValues, Versioned
+from fenced.values.model import Credential, Stamp
 
 STOCK_FIRST = 10
 BUSY_SECONDS = 10.0

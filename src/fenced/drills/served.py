@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import TypeVar
 from urllib.parse import quote
 
-from fenced import timing
-from fenced.contracts import Versioned
 from fenced.errors import Misconfigured, Unavailable, Unsupported
 from fenced.http.protocol import fence_headers
-from fenced.model import Stamp
+from fenced.net.pool import ConnectionBroken, Pool
+from fenced.net.problems import error_from
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.wire.pool import ConnectionBroken, Pool
-from fenced.wire.problems import error_from
-from fenced.wire.service.address import service_address
-from fenced.wire.service.connection import HttpReply, HttpWire, InstanceRoute
+from fenced.stores.service.address import service_address
+from fenced.stores.service.wire.connection import HttpReply, HttpWire, InstanceRoute
+from fenced.values import timing
+from fenced.values.contracts import Versioned
+from fenced.values.model import Stamp
 
 SCHEMES = frozenset({"http", "https", "fenced+unix"})
 T = TypeVar("T")

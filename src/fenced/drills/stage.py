@@ -10,9 +10,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from fenced import registry, timing
-from fenced.client import Client
-from fenced.contracts import Authority, NamedValues
+from fenced.client import registry
+from fenced.client.faces import Client
 from fenced.drills.history import History
 from fenced.drills.processes import PATIENCE_SECONDS, CouldNotRun, HolderProcess, HolderProcesses
 from fenced.drills.resource import GuardedResource, Orders, Resource, orders_in, resource
@@ -21,6 +20,8 @@ from fenced.drills.worker import HolderSetup
 from fenced.errors import FencedError, LeaseLost, Misconfigured, Unavailable
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.clocks import now
+from fenced.values import timing
+from fenced.values.contracts import Authority, NamedValues
 
 NO_GUARD = "none"
 _SECRET = re.compile(r"(?<=//)[^/@\s]*@|(?i:(?<=password=)|(?<=secret=)|(?<=token=))[^&\s'\"]+")

@@ -18,15 +18,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from fenced import registry
-from fenced.client import Client, Lease
-from fenced.contracts import Authority
+from fenced.client import registry
+from fenced.client.faces import Client, Lease
 from fenced.drills.history import Decision, Kind
 from fenced.drills.resource import Orders, orders_in, resource, stock_of
 from fenced.errors import FencedError, Indeterminate, LeaseLost, NotGranted, Refused, Unavailable
-from fenced.model import Ask, Ended, Granted, Holder, Kept, RenewAnswer, Stamp, grant_id
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.clocks import now
+from fenced.values.contracts import Authority
+from fenced.values.model import Ask, Ended, Granted, Holder, Kept, RenewAnswer, Stamp, grant_id
 
 T = TypeVar("T")
 

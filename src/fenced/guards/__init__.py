@@ -1,1 +1,1 @@
-"""Guards sit at the resource and decide; each agrees with `fenced.decision`."""
+"""How guards work, for every store: cells and the guard over them, table specs, SQL engines, answers, operators."""

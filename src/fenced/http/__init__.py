@@ -18,7 +18,7 @@ from fenced.http.protocol import (
     read_fence,
 )
 from fenced.http.sending import operation, stamping
-from fenced.wire.problems import PROBLEM_MEDIA_TYPE, Problem, error_from, problem
+from fenced.net.problems import PROBLEM_MEDIA_TYPE, Problem, error_from, problem
 
 if TYPE_CHECKING:
     from fenced.http.asgi import Before as Before

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from fenced import registry
+from fenced.client import registry
 
 try:
     import aiohttp

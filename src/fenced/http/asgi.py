@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from fenced import registry
-from fenced.decision import Rule
+from fenced.client import registry
+from fenced.client.guarding import AsyncValues
 from fenced.errors import Refused
-from fenced.guarding import AsyncValues
 from fenced.http.bodies import AsgiBody
 from fenced.http.door import PATIENCE_SECONDS, Door, Visit
 from fenced.http.protocol import SAFE_METHODS
@@ -17,9 +16,10 @@ from fenced.http.receiving import ANSWERED, SCOPE_KEY, Received, answer, is_stam
 from fenced.http.replies import KeptReply
 from fenced.http.routes import NOT_GUARDED, Names, namer
 from fenced.http.running import OVERTIME_SECONDS, cut_off
+from fenced.net.problems import Problem
 from fenced.proofs import VerifyingKey
 from fenced.runtime.aio import AioRuntime
-from fenced.wire.problems import Problem
+from fenced.values.decision import Rule
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

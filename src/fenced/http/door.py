@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from fenced.contracts import NamedValues, Runtime, Versioned
-from fenced.decision import RULES, Mark, Mode, Rule, Ruling, Verdict, judge, mode_of, rule_on
 from fenced.errors import (
     AlreadyApplied,
     Conflict,
@@ -27,14 +25,16 @@ from fenced.errors import (
     Uncovered,
     shown,
 )
-from fenced.guards.shared.answers import RECORDS_MAX, error_for
+from fenced.guards.answers import RECORDS_MAX, error_for
 from fenced.http.bodies import RememberedBody
 from fenced.http.receiving import Received, Replayed
 from fenced.http.replies import HAPPENED, Asked, KeptReply, LastOperation
 from fenced.http.running import OVERTIME_SECONDS, Cut, RunningRequest, RunningRequests
-from fenced.model import Credential, Stamp
-from fenced.rollout import Decision
-from fenced.wire.problems import error_from
+from fenced.net.problems import error_from
+from fenced.values.contracts import NamedValues, Runtime, Versioned
+from fenced.values.decision import RULES, Mark, Mode, Rule, Ruling, Verdict, judge, mode_of, rule_on
+from fenced.values.model import Credential, Stamp
+from fenced.values.rollout import Decision
 
 PATIENCE_SECONDS = 30.0
 """How long a request waits for older ones of the same name that still run."""

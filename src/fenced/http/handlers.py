@@ -7,9 +7,8 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
-from fenced.decision import Rule
+from fenced.client.guarding import AsyncValues, Values
 from fenced.errors import Misuse
-from fenced.guarding import AsyncValues, Values
 from fenced.http.asgi import AsyncDoorway
 from fenced.http.door import PATIENCE_SECONDS, Door
 from fenced.http.protocol import SAFE_METHODS
@@ -17,8 +16,9 @@ from fenced.http.receiving import ANSWERED, Received, answer, received_by
 from fenced.http.replies import KeptReply, reply_in
 from fenced.http.routes import checked
 from fenced.http.wsgi import Doorway
-from fenced.model import CallTemplate
 from fenced.runtime.blocking import step
+from fenced.values.decision import Rule
+from fenced.values.model import CallTemplate
 
 F = TypeVar("F", bound=Callable[..., Any])
 _Read = tuple[Received, tuple[str, ...] | None]

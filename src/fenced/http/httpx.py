@@ -5,7 +5,7 @@ api = httpx.Client(transport=StampingTransport("https://orders.internal"), timeo
 
 from __future__ import annotations
 
-from fenced import registry
+from fenced.client import registry
 
 try:
     import httpx

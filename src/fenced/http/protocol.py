@@ -1,7 +1,7 @@
 """The protocol: which headers carry a stamp. Pure; docs/protocol.md describes it.
 
 A receiver calls `read_fence(headers)` for the stamp of a request; a sender adds `fence_headers(stamp)`. Which answer
-each error is: fenced.wire.problems.
+each error is: fenced.net.problems.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 
 from fenced.errors import InvalidStamp, Misuse
-from fenced.model import Stamp
 from fenced.proofs import Proof
+from fenced.values.model import Stamp
 
 STAMP_HEADER = "Fenced-Stamp"
 PROOF_HEADER = "Fenced-Proof"

@@ -23,9 +23,9 @@ from fenced.errors import (
 from fenced.http.bodies import RememberedBody
 from fenced.http.protocol import PROOF_HEADER, STAMP_HEADER, read_fence
 from fenced.http.replies import Asked, KeptReply
-from fenced.model import Credential, Stamp
+from fenced.net.problems import Problem, problem
 from fenced.proofs import Proof, VerifyingKey, verify
-from fenced.wire.problems import Problem, problem
+from fenced.values.model import Credential, Stamp
 
 SCOPE_KEY = "fenced"
 """Where a receiver puts what it has read: a key of the ASGI scope and of the WSGI environment."""

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from fenced.decision import Mark
 from fenced.errors import InvalidStamp, Misconfigured, Misuse, shown
 from fenced.http.bodies import TOO_LONG, RememberedBody
-from fenced.model import Stamp
+from fenced.values.decision import Mark
+from fenced.values.model import Stamp
 
 REPLY_BYTES_MAX = 65_536
 """How long the body of a kept reply may be, and how long its headers. A longer or streamed one is not kept."""

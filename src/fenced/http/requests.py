@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from fenced import registry
+from fenced.client import registry
 
 try:
     import requests

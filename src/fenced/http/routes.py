@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from fenced.errors import Misuse, shown
-from fenced.model import check_name
+from fenced.values.model import check_name
 
 Request = MutableMapping[str, Any]
 """An ASGI scope or a WSGI environment."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from fenced.contracts import Runtime, Wakeup
 from fenced.errors import Contended, Indeterminate
+from fenced.values.contracts import Runtime, Wakeup
 
 OVERTIME_SECONDS = 10.0
 """For how long a request may still be sent, or its answer taken, once a newer token waits."""

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from fenced import timing
-from fenced.client import AsyncLease, Lease
+from fenced.client.faces import AsyncLease, Lease
 from fenced.errors import Misuse, NotEnoughTime, Refused, shown
 from fenced.http.protocol import PROOF_HEADER, SAFE_METHODS, STAMP_HEADER, fence_headers
-from fenced.model import Stamp
+from fenced.net.problems import PROBLEM_MEDIA_TYPE, error_from
 from fenced.proofs import Proof
-from fenced.timing import Seconds
-from fenced.wire.problems import PROBLEM_MEDIA_TYPE, error_from
+from fenced.values import timing
+from fenced.values.model import Stamp
+from fenced.values.timing import Seconds
 
 
 class SigningKey(Protocol):

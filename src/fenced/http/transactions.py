@@ -5,16 +5,16 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Generic, TypeVar, overload
 
-from fenced.decision import Mark
+from fenced.client.guarding import EnteredOnce
 from fenced.errors import MissingStamp, Misuse
-from fenced.guarding import EnteredOnce
-from fenced.guards.shared.engine import TableGuard
-from fenced.guards.shared.replies import ReplyTable
+from fenced.guards.engine import TableGuard
+from fenced.guards.kept_replies import ReplyTable
 from fenced.http.receiving import Received, Replayed, received_by
 from fenced.http.replies import HAPPENED, LastOperation, reply_in
-from fenced.model import Stamp
 from fenced.runtime.blocking import step
 from fenced.sql import AsyncGuard, Guard
+from fenced.values.decision import Mark
+from fenced.values.model import Stamp
 
 C = TypeVar("C")
 R = TypeVar("R")

@@ -8,10 +8,9 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Any
 
-from fenced import registry
-from fenced.decision import Rule
+from fenced.client import registry
+from fenced.client.guarding import Values
 from fenced.errors import Refused
-from fenced.guarding import Values
 from fenced.http.bodies import WsgiBody
 from fenced.http.door import PATIENCE_SECONDS, Door, Visit
 from fenced.http.protocol import SAFE_METHODS
@@ -27,9 +26,10 @@ from fenced.http.receiving import (
 from fenced.http.replies import KeptReply
 from fenced.http.routes import NOT_GUARDED, Names, namer
 from fenced.http.running import OVERTIME_SECONDS, cut_off
+from fenced.net.problems import Problem
 from fenced.proofs import VerifyingKey
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.wire.problems import Problem
+from fenced.values.decision import Rule
 
 Environ = dict[str, Any]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType]

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from fenced import sql
-from fenced.client import AsyncLease, Lease
-from fenced.contracts import Colour
+from fenced.client.faces import AsyncLease, Lease
+from fenced.client.guarding import Fence
 from fenced.errors import Misuse, shown
-from fenced.guarding import Fence
-from fenced.guards.shared.engine import TableGuard
-from fenced.guards.shared.spec import Spec
+from fenced.guards.engine import TableGuard
+from fenced.guards.spec import Spec
 from fenced.messages.outcomes import headers as fence_headers
 from fenced.runtime.blocking import step
 from fenced.sql.engines import on
+from fenced.values.contracts import Colour
 
 BATCH = 100
 

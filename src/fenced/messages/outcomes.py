@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
+from fenced.client.guarding import Fence, credential
 from fenced.errors import (
     AlreadyApplied,
     FencedError,
@@ -15,9 +16,8 @@ from fenced.errors import (
     Refused,
     Uncovered,
 )
-from fenced.guarding import Fence, credential
-from fenced.model import Stamp
 from fenced.proofs import Proof
+from fenced.values.model import Stamp
 
 STAMP = "fenced-stamp"
 PROOF = "fenced-proof"

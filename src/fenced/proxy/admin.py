@@ -10,9 +10,9 @@ from ipaddress import ip_address
 from urllib.parse import parse_qs, urlsplit
 
 from fenced.errors import FencedError, Misconfigured, Misuse, shown
-from fenced.model import check_name
 from fenced.proxy.messages import BadMessage, PassedRequest, request_head
 from fenced.proxy.server import FencingProxy
+from fenced.values.model import check_name
 
 SETTLE = b"/settle"
 _SECONDS = 10.0

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from fenced.errors import FencedError, InvariantBroken, MissingStamp, Refused, Unsupported
 from fenced.http.protocol import read_fence
 from fenced.http.receiving import proven
-from fenced.model import Stamp
 from fenced.proofs import Proof
 from fenced.proxy.bodies import LAST_CHUNK, BadChunk, Chunks, Data, chunk
 from fenced.proxy.callers import Caller
@@ -24,6 +23,7 @@ from fenced.proxy.messages import (
     problem_of,
 )
 from fenced.proxy.names import NoName
+from fenced.values.model import Stamp
 
 if TYPE_CHECKING:
     from fenced.proxy.front import Front

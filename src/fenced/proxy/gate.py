@@ -13,10 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from fenced.contracts import NamedValues, Runtime, Wakeup
 from fenced.errors import Conflict, Contended, FencedError, Misconfigured, Refused, Unavailable
-from fenced.model import Credential, Stamp
 from fenced.proxy.order import BEAT_SECONDS, SEND_SECONDS, InFlight, Permit, Watch
+from fenced.values.contracts import NamedValues, Runtime, Wakeup
+from fenced.values.model import Credential, Stamp
 
 LINGER_SECONDS = 0.05
 """How long several proxies let requests enter by a permit before they look at the store again."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from fenced.errors import FencedError, Indeterminate, Misuse, Unavailable
 from fenced.http.protocol import SAFE_METHODS
-from fenced.wire.problems import PROBLEM_MEDIA_TYPE, Problem, problem
+from fenced.net.problems import PROBLEM_MEDIA_TYPE, Problem, problem
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fenced.errors import InvalidStamp, Misconfigured
-from fenced.model import Stamp
+from fenced.values.model import Stamp
 
 BEAT_SECONDS = 1.0
 """How often a proxy renews the permit of a request that takes long."""

@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from fenced import registry
+from fenced.client import registry
 from fenced.errors import REFUSALS, FencedError, Misconfigured, Misuse, Refused, redacted, shown
+from fenced.net.problems import detail_of
 from fenced.proofs import VerifyingKey
 from fenced.proxy.callers import Caller, CallerRecords
 from fenced.proxy.front import Front
@@ -25,7 +26,6 @@ from fenced.proxy.upstream import UpstreamPool
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.certificates import server_context, why_not_now
 from fenced.runtime.logs import LimitedLog, OutageLog
-from fenced.wire.problems import detail_of
 
 log = logging.getLogger("fenced.proxy")
 SWEEP_SECONDS = 0.5

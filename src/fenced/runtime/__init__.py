@@ -1,1 +1,1 @@
-"""The three ways to run the same coroutines: blocking, asyncio, simulated."""
+"""The leaves that wait, connect and read clocks, in two colours: blocking and asyncio."""

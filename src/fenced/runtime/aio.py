@@ -11,7 +11,9 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from fenced.contracts import (
+from fenced.errors import Misuse, Unavailable
+from fenced.runtime import clocks, sockets
+from fenced.values.contracts import (
     ByteStream,
     Colour,
     Endpoint,
@@ -22,8 +24,6 @@ from fenced.contracts import (
     Task,
     Wakeup,
 )
-from fenced.errors import Misuse, Unavailable
-from fenced.runtime import clocks, sockets
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ import warnings
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fenced.contracts import ByteStream, Colour, Endpoint, Readable, Selector, SocketLike, Task, Wakeup
 from fenced.errors import InvariantBroken
 from fenced.runtime import clocks
+from fenced.values.contracts import ByteStream, Colour, Endpoint, Readable, Selector, SocketLike, Task, Wakeup
 
 if TYPE_CHECKING:
     import ssl

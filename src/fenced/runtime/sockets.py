@@ -16,7 +16,7 @@ import threading
 from collections.abc import Awaitable
 from typing import Any
 
-from fenced.contracts import Endpoint, Runtime, SocketLike
+from fenced.values.contracts import Endpoint, Runtime, SocketLike
 
 AddressInfo = Any
 """One result of getaddrinfo: family, kind, protocol, canonical name, address."""

@@ -27,8 +27,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from fenced.errors import Misconfigured
-from fenced.model import NameView
 from fenced.service.routes import Right
+from fenced.values.model import NameView
 
 
 def is_loopback(host: str) -> bool:

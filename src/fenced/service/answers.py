@@ -8,28 +8,6 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from fenced import __version__
-from fenced.contracts import Authority
-from fenced.model import (
-    NAMES_MAX,
-    Ask,
-    AskAnswer,
-    Busy,
-    Ended,
-    Gone,
-    Granted,
-    HeldBy,
-    Holder,
-    Kept,
-    NameView,
-    ReleaseAnswer,
-    Released,
-    RenewAnswer,
-    Standing,
-    Unknown,
-    Waiting,
-    grant_id,
-    stamp_text,
-)
 from fenced.service import bodies
 from fenced.service.bodies import (
     Answer,
@@ -51,6 +29,28 @@ from fenced.service.bodies import (
 )
 from fenced.service.metrics import labels_text
 from fenced.service.replies import JSON
+from fenced.values.contracts import Authority
+from fenced.values.model import (
+    NAMES_MAX,
+    Ask,
+    AskAnswer,
+    Busy,
+    Ended,
+    Gone,
+    Granted,
+    HeldBy,
+    Holder,
+    Kept,
+    NameView,
+    ReleaseAnswer,
+    Released,
+    RenewAnswer,
+    Standing,
+    Unknown,
+    Waiting,
+    grant_id,
+    stamp_text,
+)
 
 
 class SentAnswer(NamedTuple):

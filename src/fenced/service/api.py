@@ -16,9 +16,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fenced.authorities.shared.rules import NoNamespace
 from fenced.errors import FencedError, Misuse, Unavailable
-from fenced.model import BatchAnswer, BatchOperation, grant_id
+from fenced.leases.rules import NoNamespace
+from fenced.net.problems import Problem, problem
 from fenced.runtime import clocks
 from fenced.runtime.aio import AioRuntime
 from fenced.service import answers, openapi, page
@@ -51,7 +51,7 @@ from fenced.service.replies import NotAdmitted, ServiceReply, ServiceRequest, as
 from fenced.service.routes import ROUTES, ApiRoute
 from fenced.service.values import ServedValues
 from fenced.service.work import work_of
-from fenced.wire.problems import Problem, problem
+from fenced.values.model import BatchAnswer, BatchOperation, grant_id
 
 BODY_BYTES_MAX = 65_536
 LARGE_BODY_BYTES_MAX = 2**20

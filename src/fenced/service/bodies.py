@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from fenced import timing
-from fenced.model import NAME_BYTES_MAX, NAMES_MAX, TOKEN_MAX
+from fenced.values import timing
+from fenced.values.model import NAME_BYTES_MAX, NAMES_MAX, TOKEN_MAX
 
 RENEWALS_MAX = 5000
 BATCH_MAX = 1000

@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from fenced.errors import Unavailable
+from fenced.net.problems import Problem, problem
 from fenced.service.limits import Limits
 from fenced.service.replies import plain
-from fenced.wire.problems import Problem, problem
 
 HEAD_BYTES_MAX = 32_768
 """Of everything in a request that is not its body: its head, its trailers, and what is between chunks."""

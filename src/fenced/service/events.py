@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from fenced.decision import Ruling
 from fenced.errors import InvalidStamp, Refused
-from fenced.model import (
+from fenced.values.decision import Ruling
+from fenced.values.model import (
     Ask,
     BatchAnswer,
     BatchOperation,
@@ -29,7 +29,7 @@ from fenced.model import (
     Stamp,
     grant_id,
 )
-from fenced.rollout import Decision
+from fenced.values.rollout import Decision
 
 ENDS = (Released, Ended)
 EVENTS_MAX = 1000

@@ -15,11 +15,11 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fenced import timing
 from fenced.runtime import clocks
 from fenced.service.bodies import AskBody, Turn, WaitingAnswer
 from fenced.service.namespaces import HeldRequest
 from fenced.service.replies import JSON, HeadersOfRequest, ServiceRequest
+from fenced.values import timing
 
 HELD_SECONDS_MAX = 30.0
 SPREAD = 0.2

@@ -18,13 +18,13 @@ from functools import lru_cache
 from starlette.datastructures import Address, QueryParams
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from fenced.model import BatchAnswer
 from fenced.service.api import Api, body_bytes_max
 from fenced.service.connections import BoundedConnection
 from fenced.service.held import LINES_HEADERS, HeldAnswer
 from fenced.service.hot_requests import HotHead, HotRequest, RawHeaders
 from fenced.service.replies import JSON, ServiceReply
 from fenced.service.routes import ROUTES
+from fenced.values.model import BatchAnswer
 
 HOT = {
     route.path.encode(): route for route in ROUTES if route.handler in ("ask", "renew", "release", "batch")

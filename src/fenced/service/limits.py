@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fenced.errors import Misuse, Unavailable
-from fenced.model import BatchAnswer, BatchOperation, Busy, Ended, Gone, Granted, Kept, Released
 from fenced.runtime import clocks
+from fenced.values.model import BatchAnswer, BatchOperation, Busy, Ended, Gone, Granted, Kept, Released
 
 BURST_MIN = 10.0
 KEEPING_TIMES = 10

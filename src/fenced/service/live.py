@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 
 from fenced import __version__
 from fenced.errors import FencedError, Unavailable
-from fenced.model import NameView, Standing
 from fenced.service.access import EVERYBODY, Principal
 from fenced.service.events import Events, ServiceEvent
 from fenced.service.namespaces import ServedNamespace, ServedNamespaces
@@ -24,6 +23,7 @@ from fenced.service.replies import NotAdmitted, plain
 from fenced.service.story import Story
 from fenced.service.views import GuardView, LiveChange, LiveEvent, LiveName, LiveState, Sample, live_name
 from fenced.service.watched import WatchedGuards
+from fenced.values.model import NameView, Standing
 
 LOOK_SECONDS = 1.0
 GATHER_SECONDS = 0.05

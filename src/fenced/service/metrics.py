@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 
 from fenced.errors import REFUSALS, Refused, StaleToken
-from fenced.wire.problems import PROBLEM_TYPES
+from fenced.net.problems import PROBLEM_TYPES
 
 BUCKETS_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 5000)
 BUCKETS_GAP = (-10_000, -1000, -100, -20, -10, -5, -4, -3, -2, -1)

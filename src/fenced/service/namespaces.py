@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from fenced.contracts import Authority, Runtime
 from fenced.errors import FencedError, Misconfigured, Unavailable
-from fenced.model import BatchAnswer, BatchOperation, NameView, Standing, check_name
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.logs import OutageLog
 from fenced.service.access import EVERYBODY, Principal
 from fenced.service.limits import Limits
 from fenced.service.replies import NotAdmitted, plain
 from fenced.service.work import GroupedWork
+from fenced.values.contracts import Authority, Runtime
+from fenced.values.model import BatchAnswer, BatchOperation, NameView, Standing, check_name
 
 NAMESPACES_MAX = 256
 SURVEY_PAGE = 250

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from fenced import __version__
-from fenced.model import TOKEN_MAX
+from fenced.net.problems import PROBLEM_MEDIA_TYPE
 from fenced.service import bodies, views
 from fenced.service.routes import ROUTES, ApiRoute
-from fenced.wire.problems import PROBLEM_MEDIA_TYPE
+from fenced.values.model import TOKEN_MAX
 
 _REF = "#/components/schemas/{name}"
 _PARAMETERS: dict[str, dict[str, Any]] = {

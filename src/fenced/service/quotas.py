@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from fenced.model import Ask, BatchAnswer
 from fenced.service.access import EVERYBODY, Principal
 from fenced.service.bodies import BatchBody, ReleaseBody, RenewBody, WithdrawBody
 from fenced.service.limits import KEEPING_TIMES, Limits, Rates, TokenLeases, retry_after
 from fenced.service.replies import NotAdmitted, ServiceRequest, plain
 from fenced.service.work import Work
+from fenced.values.model import Ask, BatchAnswer
 
 KEEPING = (RenewBody, ReleaseBody, WithdrawBody)
 

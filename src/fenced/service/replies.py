@@ -9,7 +9,7 @@ from msgspec import Struct
 from starlette.datastructures import Address
 from starlette.responses import Response
 
-from fenced.wire.problems import Problem, plain_problem
+from fenced.net.problems import Problem, plain_problem
 
 
 class HeadersOfRequest(Protocol):

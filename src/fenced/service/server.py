@@ -22,9 +22,8 @@ from datetime import UTC, datetime
 
 import uvicorn
 
-from fenced.authorities.shared.filesystem import FileInUse
 from fenced.errors import FencedError, Misconfigured
-from fenced.model import Standing
+from fenced.net.filesystem import FileInUse
 from fenced.runtime.certificates import load_chain, server_context, why_not_now
 from fenced.service.access import TokenFile, is_loopback
 from fenced.service.api import Api
@@ -33,6 +32,7 @@ from fenced.service.hot import connections_of
 from fenced.service.limits import Limits
 from fenced.service.namespaces import MakeAuthority, ServedNamespace
 from fenced.service.supervised import notify
+from fenced.values.model import Standing
 
 STOP_SECONDS = 10
 COLLECT_AFTER = 50_000

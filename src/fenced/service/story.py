@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from fenced.model import Holder, NameView
 from fenced.service.events import ServiceEvent
 from fenced.service.views import EventKind, LiveEvent, shown_holder
+from fenced.values.model import Holder, NameView
 
 FEED_MAX = 1000
 """How many events a page gets when it opens."""

@@ -15,19 +15,19 @@ from typing import TypeVar
 import msgspec
 from starlette.responses import Response
 
-from fenced import registry
-from fenced.contracts import NamedValues
+from fenced.client import registry
+from fenced.client.guarding import credential
 from fenced.errors import FencedError, Misuse, Refused, Unsupported, redacted
-from fenced.guarding import credential
 from fenced.http.protocol import read_fence
-from fenced.model import TOKEN_MAX, Credential, check_name
+from fenced.net.problems import detail_of
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.logs import LimitedLog, OutageLog
 from fenced.service.bodies import MarkBody, WrittenBody
 from fenced.service.events import Events
 from fenced.service.metrics import Metrics
 from fenced.service.replies import ServiceRequest, as_response, plain
-from fenced.wire.problems import detail_of
+from fenced.values.contracts import NamedValues
+from fenced.values.model import TOKEN_MAX, Credential, check_name
 
 T = TypeVar("T")
 log = logging.getLogger("fenced.service")

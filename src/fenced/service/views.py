@@ -6,9 +6,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from fenced.model import Holder, NameView
 from fenced.service.answers import held_by_view, holder_view
 from fenced.service.bodies import HeldByView, HolderView
+from fenced.values.model import Holder, NameView
 
 WAITERS_SHOWN = 20
 

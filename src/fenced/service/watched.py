@@ -8,14 +8,14 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from fenced import registry
-from fenced.contracts import Operator
+from fenced.client import registry
 from fenced.errors import Unavailable, Unsupported, redacted
-from fenced.rollout import DatabaseStatus, Decision
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.logs import OutageLog
 from fenced.service.events import Events
 from fenced.service.views import GuardTableView, GuardView, StageView
+from fenced.values.contracts import Operator
+from fenced.values.rollout import DatabaseStatus, Decision
 
 RECORDS_SECONDS = 0.25
 """How often records are looked for, so that a refusal is shown within a second."""

@@ -13,20 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from fenced import timing
-from fenced.contracts import Authority
 from fenced.errors import FencedError, InvariantBroken, Misuse, Unavailable
-from fenced.model import (
-    Ask,
-    BatchOperation,
-    Holder,
-    Release,
-    Renewal,
-    Withdrawal,
-    check_name,
-    check_names,
-)
-from fenced.model import BatchAnswer as Result
+from fenced.net.problems import problem
 from fenced.runtime import clocks
 from fenced.service import answers
 from fenced.service.bodies import (
@@ -42,7 +30,19 @@ from fenced.service.bodies import (
     RenewedAnswers,
     WithdrawBody,
 )
-from fenced.wire.problems import problem
+from fenced.values import timing
+from fenced.values.contracts import Authority
+from fenced.values.model import (
+    Ask,
+    BatchOperation,
+    Holder,
+    Release,
+    Renewal,
+    Withdrawal,
+    check_name,
+    check_names,
+)
+from fenced.values.model import BatchAnswer as Result
 
 log = logging.getLogger("fenced.service")
 ENDS = (Release, Withdrawal)

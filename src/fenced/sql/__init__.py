@@ -17,18 +17,18 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ClassVar, Generic, TypeVar
 
-from fenced import registry
-from fenced.client import Lease
-from fenced.contracts import Colour
-from fenced.decision import Mark, Rule
+from fenced.client import registry
+from fenced.client.faces import Lease
+from fenced.client.guarding import EnteredOnce, Fence, Fences, credential
 from fenced.errors import AlreadyApplied, Misuse, Refused
-from fenced.guarding import EnteredOnce, Fence, Fences, credential
-from fenced.guards.shared.engine import TableGuard
-from fenced.guards.shared.spec import Spec
-from fenced.model import Credential, Stamp, check_name
+from fenced.guards.engine import TableGuard
+from fenced.guards.spec import Spec
 from fenced.runtime.blocking import step
 from fenced.sql.clauses import AsyncClause, Clause
 from fenced.sql.engines import OnConnection, on
+from fenced.values.contracts import Colour
+from fenced.values.decision import Mark, Rule
+from fenced.values.model import Credential, Stamp, check_name
 
 __all__ = ["Announced", "AsyncAnnounced", "AsyncGuard", "AsyncTransaction", "Guard", "Transaction", "refusal"]
 

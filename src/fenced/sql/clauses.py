@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fenced.decision import Mark, Verdict
 from fenced.errors import Unsupported
-from fenced.guards.shared.answers import error_for
-from fenced.guards.shared.spec import Spec, check_identifier
-from fenced.model import Credential
+from fenced.guards.answers import error_for
+from fenced.guards.spec import Spec, check_identifier
 from fenced.runtime.blocking import step
 from fenced.sql.engines import OnConnection
+from fenced.values.decision import Mark, Verdict
+from fenced.values.model import Credential
 
 
 class _ClauseBase:

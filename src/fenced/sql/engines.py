@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from fenced import registry
-from fenced.contracts import Colour
+from fenced.client import registry
 from fenced.errors import Unsupported, shown
-from fenced.guards.shared.engine import ConnectionClass, Driver, Engine, TableGuard
-from fenced.guards.shared.spec import Spec
+from fenced.guards.engine import ConnectionClass, Driver, Engine, TableGuard
+from fenced.guards.spec import Spec
 from fenced.sql.frameworks import FRAMEWORKS, Found
+from fenced.values.contracts import Colour
 
 
 class OnConnection(NamedTuple):

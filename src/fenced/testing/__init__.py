@@ -1,25 +1,13 @@
 """Conformance kits: what every authority and every guard must do, as plain checks that do not need pytest.
 
 Write a harness for a backend (`AuthorityHarness`, `GuardHarness`) and run `AUTHORITY_CHECKS` or `GUARD_CHECKS` with
-`run`, once in each colour. A backend behind a network also runs `OUTAGE_CHECKS` or `GUARD_OUTAGE_CHECKS`, on a server
-that the checks break on purpose (`fenced.testing.servers`, `fenced.testing.faults`). Other packages can run the same
-checks on their backends.
+`run`, once in each colour. Other packages can run the same checks on their backends. A backend behind a network also
+runs the checks of `fenced_testkit`, on a server that they break on purpose.
 """
 
-from fenced.contracts import Colour
-from fenced.testing import (
-    authorities,
-    clients,
-    counting,
-    guard_outages,
-    guards,
-    operating,
-    outages,
-    wandering,
-)
-from fenced.testing.guard_outages import GuardFailoverHarness, GuardOutageHarness
+from fenced.testing import authorities, clients, counting, guards, operating, wandering
 from fenced.testing.kit import COLOURS, AuthorityHarness, Check, CheckFailed, GuardHarness, run
-from fenced.testing.outages import OutageHarness
+from fenced.values.contracts import Colour
 
 AUTHORITY_CHECKS: list[Check[AuthorityHarness]] = [
     *authorities.CHECKS,
@@ -29,25 +17,16 @@ AUTHORITY_CHECKS: list[Check[AuthorityHarness]] = [
     *clients.CHECKS,
 ]
 GUARD_CHECKS: list[Check[GuardHarness]] = [*guards.CHECKS]
-OUTAGE_CHECKS: list[Check[OutageHarness]] = [*outages.CHECKS]
-GUARD_OUTAGE_CHECKS: list[Check[GuardOutageHarness]] = [*guard_outages.CHECKS]
-GUARD_FAILOVER_CHECKS: list[Check[GuardFailoverHarness]] = [*guard_outages.FAILOVER_CHECKS]
 
 __all__ = [
     "AUTHORITY_CHECKS",
     "COLOURS",
     "GUARD_CHECKS",
-    "GUARD_FAILOVER_CHECKS",
-    "GUARD_OUTAGE_CHECKS",
-    "OUTAGE_CHECKS",
     "AuthorityHarness",
     "Check",
     "CheckFailed",
     "Colour",
-    "GuardFailoverHarness",
     "GuardHarness",
-    "GuardOutageHarness",
-    "OutageHarness",
     "run",
 ]
 

@@ -6,8 +6,6 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
-from fenced.contracts import NamedValues, Operator
-from fenced.decision import Mode, Ruling, in_canary
 from fenced.errors import (
     Conflict,
     FencedError,
@@ -22,10 +20,12 @@ from fenced.errors import (
     Uncovered,
     Unsupported,
 )
-from fenced.model import Credential
 from fenced.proofs import HmacKey
-from fenced.rollout import Decision
 from fenced.testing.kit import NAME, REALM, Checks, GuardHarness, by, ensure, has, is_at, raises, stamp
+from fenced.values.contracts import NamedValues, Operator
+from fenced.values.decision import Mode, Ruling, in_canary
+from fenced.values.model import Credential
+from fenced.values.rollout import Decision
 
 check: Checks[GuardHarness] = Checks()
 CHECKS = check

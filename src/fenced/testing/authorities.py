@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-from fenced.contracts import Authority
 from fenced.errors import Misconfigured, Misuse
-from fenced.model import (
-    TOKEN_MAX,
-    Ask,
-    Busy,
-    Ended,
-    Gone,
-    Granted,
-    Kept,
-    Released,
-    Waiting,
-    grant_id,
-)
 from fenced.testing.inputs import BAD_NAMES, ODD_NAMES
 from fenced.testing.kit import AuthorityHarness, Checks, asking, ensure, granted, raises
+from fenced.values.contracts import Authority
+from fenced.values.model import TOKEN_MAX, Ask, Busy, Ended, Gone, Granted, Kept, Released, Waiting, grant_id
 
 check: Checks[AuthorityHarness] = Checks()
 CHECKS = check

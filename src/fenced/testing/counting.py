@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fenced.contracts import Runtime
-from fenced.model import TOKEN_MAX, Ask, Busy, Ended, Gone, Granted, Holder, Kept, Released, Waiting
 from fenced.testing.kit import AuthorityHarness, Checks, asking, ensure, granted
+from fenced.values.contracts import Runtime
+from fenced.values.model import TOKEN_MAX, Ask, Busy, Ended, Gone, Granted, Holder, Kept, Released, Waiting
 
 check: Checks[AuthorityHarness] = Checks()
 CHECKS = check

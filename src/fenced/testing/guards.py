@@ -6,8 +6,6 @@ import random
 from collections.abc import Awaitable
 from dataclasses import replace
 
-from fenced.contracts import NamedValues, Versioned
-from fenced.decision import RULES, Mark, Rule
 from fenced.errors import (
     REFUSALS,
     AlreadyApplied,
@@ -26,12 +24,14 @@ from fenced.errors import (
     Uncovered,
     Unsupported,
 )
-from fenced.guards.memory import MemoryGuard
-from fenced.model import SEQ_MAX, TOKEN_MAX, Credential, Stamp
+from fenced.stores.memory.guard import MemoryGuard
 from fenced.testing import abilities
 from fenced.testing.inputs import BAD_NAMES, BAD_STAMPS, ODD_NAMES
 from fenced.testing.kit import NAME, Check, Checks, GuardHarness, by, ensure, has, is_at, raises, stamp, until
 from fenced.testing.vectors import Case, cases
+from fenced.values.contracts import NamedValues, Versioned
+from fenced.values.decision import RULES, Mark, Rule
+from fenced.values.model import SEQ_MAX, TOKEN_MAX, Credential, Stamp
 
 check: Checks[GuardHarness] = Checks()
 

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from fenced.contracts import Authority, Colour, NamedValues, Runtime, Trait
 from fenced.core.acquiring import LeaseEngine
-from fenced.decision import Rule
-from fenced.model import Ask, Credential, Granted, Holder, Stamp
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.values.contracts import Authority, Colour, NamedValues, Runtime, Trait
+from fenced.values.decision import Rule
+from fenced.values.model import Ask, Credential, Granted, Holder, Stamp
 
 COLOURS: tuple[Colour, ...] = ("blocking", "asyncio")
 

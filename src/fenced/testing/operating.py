@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fenced.errors import Misuse
-from fenced.model import Busy, Ended, Gone, Kept, Waiting
 from fenced.testing.inputs import BAD_FLOORS
 from fenced.testing.kit import AuthorityHarness, Checks, asking, ensure, granted, raises
+from fenced.values.model import Busy, Ended, Gone, Kept, Waiting
 
 check: Checks[AuthorityHarness] = Checks()
 CHECKS = check

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fenced.decision import RULES, Mark, Mode, Rule, Verdict, canary_point, judge, mode_of, rule_on
 from fenced.errors import REFUSALS, AlreadyApplied, FencedError, InvalidStamp
 from fenced.http.protocol import (
     HEADER_BYTES_MAX,
@@ -21,10 +20,11 @@ from fenced.http.protocol import (
     fence_headers,
     read_fence,
 )
-from fenced.model import SEQ_MAX, TOKEN_MAX, Stamp
+from fenced.net.problems import problem
 from fenced.proofs import Proof
 from fenced.testing.inputs import BAD_STAMPS, ODD_NAMES
-from fenced.wire.problems import problem
+from fenced.values.decision import RULES, Mark, Mode, Rule, Verdict, canary_point, judge, mode_of, rule_on
+from fenced.values.model import SEQ_MAX, TOKEN_MAX, Stamp
 
 PATH = Path(__file__).parents[1] / "vectors.json"
 REALM, OTHER_REALM = "00000000000000aa", "00000000000000bb"

@@ -9,9 +9,9 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from fenced.contracts import Authority
-from fenced.model import Ask, AskAnswer, Busy, Ended, Gone, Granted, Kept, Released, Waiting
 from fenced.testing.kit import AuthorityHarness, Checks, asking, ensure, granted
+from fenced.values.contracts import Authority
+from fenced.values.model import Ask, AskAnswer, Busy, Ended, Gone, Granted, Kept, Released, Waiting
 
 check: Checks[AuthorityHarness] = Checks()
 CHECKS = check

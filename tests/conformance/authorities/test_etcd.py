@@ -6,12 +6,12 @@ from typing import cast
 
 import pytest
 
-from fenced import timing
-from fenced.authorities.etcd.authority import EtcdAuthority
-from fenced.contracts import Authority, Runtime
-from fenced.registry import BUILT_IN
+from fenced.client.registry import BUILT_IN
+from fenced.stores.etcd.authority.authority import EtcdAuthority
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
-from fenced.testing.servers import EtcdCluster, EtcdServer
+from fenced.values import timing
+from fenced.values.contracts import Authority, Runtime
+from fenced_testkit.servers import EtcdCluster, EtcdServer
 from tests.colours import CHANNEL_CHECKS, alternating
 from tests.etcd.aging import SCALE, Scaled, Time
 from tests.shifted import Shifted

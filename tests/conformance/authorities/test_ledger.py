@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fenced.authorities.ledger import authority as module
-from fenced.authorities.ledger.authority import LedgerAuthority
-from fenced.authorities.ledger.journal import FileJournal
-from fenced.authorities.ledger.ledger import Ledger
-from fenced.contracts import Authority, Runtime
 from fenced.runtime import clocks
+from fenced.stores.ledger.authority import authority as module
+from fenced.stores.ledger.authority.authority import LedgerAuthority
+from fenced.stores.ledger.authority.journal import FileJournal
+from fenced.stores.ledger.authority.ledger import Ledger
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
 from fenced.testing.kit import ensure
+from fenced.values.contracts import Authority, Runtime
 from tests.colours import alternating
 
 BACKEND = "ledger"

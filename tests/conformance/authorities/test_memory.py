@@ -2,9 +2,9 @@
 
 import pytest
 
-from fenced.authorities.memory import MemoryAuthority, MemoryStore
-from fenced.contracts import Authority, Runtime
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
+from fenced.values.contracts import Authority, Runtime
 
 BACKEND = "memory"
 

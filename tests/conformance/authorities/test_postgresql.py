@@ -4,10 +4,10 @@ import secrets
 
 import pytest
 
-from fenced.authorities.postgresql.authority import PostgresqlAuthority
-from fenced.contracts import Authority, Colour, Runtime
+from fenced.stores.postgresql.authority.authority import PostgresqlAuthority
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, run
-from fenced.testing.servers import PostgresqlServer
+from fenced.values.contracts import Authority, Colour, Runtime
+from fenced_testkit.servers import PostgresqlServer
 
 BACKEND = "postgresql"
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.authorities.redis.authority import RedisAuthority
-from fenced.contracts import Authority, Runtime
-from fenced.registry import BUILT_IN
+from fenced.client.registry import BUILT_IN
+from fenced.stores.redis.address import RedisAddress
+from fenced.stores.redis.authority.authority import RedisAuthority
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
-from fenced.testing.servers import RedisServer
-from fenced.wire.redis.address import RedisAddress
+from fenced.values.contracts import Authority, Runtime
+from fenced_testkit.servers import RedisServer
 from tests.colours import CHANNEL_CHECKS
 
 BACKEND = "redis"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from fenced import timing
-from fenced.registry import BUILT_IN
+from fenced.client.registry import BUILT_IN
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
-from fenced.testing.servers import EtcdServer, PostgresqlServer
+from fenced.values import timing
+from fenced_testkit.servers import EtcdServer, PostgresqlServer
 from tests.colours import alternating, named
 from tests.etcd.aging import SCALE
 from tests.service.instances import Instances, OverLedger, OverSqlite, running

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from fenced.authorities.sqlite.authority import SqliteAuthority
-from fenced.contracts import Authority, Runtime
 from fenced.runtime import clocks
+from fenced.stores.sqlite.authority.authority import SqliteAuthority
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
+from fenced.values.contracts import Authority, Runtime
 
 BACKEND = "sqlite"
 

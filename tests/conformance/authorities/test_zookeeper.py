@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
-from fenced.contracts import Authority, Runtime
-from fenced.registry import BUILT_IN
+from fenced.client.registry import BUILT_IN
+from fenced.stores.zookeeper.address import ZooKeeperAddress
+from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
-from fenced.testing.servers import ZooKeeperEnsemble, ZooKeeperServer
-from fenced.wire.zookeeper.address import ZooKeeperAddress
+from fenced.values.contracts import Authority, Runtime
+from fenced_testkit.servers import ZooKeeperEnsemble, ZooKeeperServer
 from tests.colours import alternating
 from tests.shifted import Shifted
 from tests.zookeeper.shifting import Mortal, pass_time

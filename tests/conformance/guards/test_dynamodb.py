@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from fenced.contracts import Runtime
-from fenced.guards.dynamodb.cells import DynamoMarks
-from fenced.guards.dynamodb.values import DynamoValues
-from fenced.guards.memory import MemoryCells
-from fenced.guards.shared.cellguard import CellGuard
-from fenced.guards.shared.options import options_in
+from fenced.guards.cellguard import CellGuard
+from fenced.guards.options import options_in
+from fenced.stores.dynamodb.guard.cells import DynamoMarks
+from fenced.stores.dynamodb.guard.values import DynamoValues
+from fenced.stores.memory.guard import MemoryCells
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
-from fenced.testing.servers import DynamoServer
+from fenced.values.contracts import Runtime
+from fenced_testkit.servers import DynamoServer
 from tests.cell_harness import CellHarness
 from tests.colours import alternating
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fenced.guards.etcd.values import EtcdValues
+from fenced.stores.etcd.guard.values import EtcdValues
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
 from tests.cell_harness import CellHarness
 

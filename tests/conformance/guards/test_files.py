@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fenced.contracts import NamedValues, Runtime
-from fenced.decision import Rule
-from fenced.guards.files.folder import GuardedFolder
-from fenced.guards.files.values import TRAITS, FileCells, FileValues
-from fenced.guards.shared.cells import Cell
+from fenced.guards.cells import Cell
+from fenced.stores.files.guard.folder import GuardedFolder
+from fenced.stores.files.guard.values import TRAITS, FileCells, FileValues
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
+from fenced.values.contracts import NamedValues, Runtime
+from fenced.values.decision import Rule
 
 BACKEND = "file"
 

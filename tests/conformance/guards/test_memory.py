@@ -2,11 +2,11 @@
 
 import pytest
 
-from fenced.contracts import NamedValues, Runtime, Trait
-from fenced.decision import Rule
 from fenced.errors import MissingStamp
-from fenced.guards.memory import MemoryCells, MemoryGuard
+from fenced.stores.memory.guard import MemoryCells, MemoryGuard
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
+from fenced.values.contracts import NamedValues, Runtime, Trait
+from fenced.values.decision import Rule
 
 BACKEND = "memory"
 

@@ -9,17 +9,17 @@ import boto3
 import pytest
 from obstore.store import MemoryStore
 
-from fenced.contracts import NamedValues, Runtime
-from fenced.decision import Rule
-from fenced.guards.objects.boto import BotoBucket
-from fenced.guards.objects.buckets import Bucket, ObstoreBucket
-from fenced.guards.objects.cells import TRAITS, ObjectCells
-from fenced.guards.objects.values import ObjectValues
-from fenced.guards.shared.cells import Cell
-from fenced.guards.shared.options import options_in
+from fenced.guards.cells import Cell
+from fenced.guards.options import options_in
+from fenced.stores.objects.guard.boto import BotoBucket
+from fenced.stores.objects.guard.buckets import Bucket, ObstoreBucket
+from fenced.stores.objects.guard.cells import TRAITS, ObjectCells
+from fenced.stores.objects.guard.values import ObjectValues
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
-from fenced.testing.servers import SeaweedServer
-from fenced.testing.servers.seaweedfs import BUCKET
+from fenced.values.contracts import NamedValues, Runtime
+from fenced.values.decision import Rule
+from fenced_testkit.servers import SeaweedServer
+from fenced_testkit.servers.seaweedfs import BUCKET
 from tests.colours import alternating, named
 
 BACKEND = "s3"

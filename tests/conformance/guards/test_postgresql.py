@@ -4,11 +4,11 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel
 
-from fenced.contracts import NamedValues, Runtime, Trait
-from fenced.decision import Rule
-from fenced.guards.postgresql.values import PostgresqlGuard
+from fenced.stores.postgresql.guard.values import PostgresqlGuard
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
-from fenced.testing.servers import PostgresqlServer
+from fenced.values.contracts import NamedValues, Runtime, Trait
+from fenced.values.decision import Rule
+from fenced_testkit.servers import PostgresqlServer
 from tests.colours import alternating
 
 BACKEND = "postgresql"

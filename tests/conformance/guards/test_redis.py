@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fenced.contracts import NamedValues, Runtime, Trait
-from fenced.decision import Rule
-from fenced.guards.redis.values import TRAITS, RedisValues
+from fenced.stores.redis.guard.values import TRAITS, RedisValues
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
-from fenced.testing.servers import RedisServer
+from fenced.values.contracts import NamedValues, Runtime, Trait
+from fenced.values.decision import Rule
+from fenced_testkit.servers import RedisServer
 
 BACKEND = "redis"
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from fenced.contracts import NamedValues, Runtime, Trait
-from fenced.decision import Rule
-from fenced.guards.sqlite.values import SqliteGuard
-from fenced.model import Credential
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.sqlite.guard.values import SqliteGuard
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
 from fenced.testing.kit import stamp
+from fenced.values.contracts import NamedValues, Runtime, Trait
+from fenced.values.decision import Rule
+from fenced.values.model import Credential
 
 BACKEND = "sqlite"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fenced.guards.zookeeper.values import ZooKeeperValues
+from fenced.stores.zookeeper.guard.values import ZooKeeperValues
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
 from tests.cell_harness import CellHarness
 

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fenced.errors import FencedError, Unavailable
-from fenced.model import NameView, Standing
 from fenced.service.access import EVERYBODY
 from fenced.service.replies import NotAdmitted, as_response
+from fenced.values.model import NameView, Standing
 
 if TYPE_CHECKING:
     from fenced.service.access import Principal, TokenFile

@@ -1,1 +1,0 @@
-"""Authorities grant leases and mint tokens; `memory` is the reference model of them all."""

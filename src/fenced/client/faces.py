@@ -1,0 +1,600 @@
+"""Client and AsyncClient: the same thin interface twice, over `fenced.core`, which makes every decision."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import socket
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+
+from fenced.client import registry
+from fenced.client.announcing import Announces, announcers, wrong_colour
+from fenced.client.decorating import AsyncHeld, Held, HeldFunction, templated
+from fenced.core.acquiring import LeaseEngine, LeaseRequest
+from fenced.core.holding import GrantState, State
+from fenced.errors import Misuse, NotGranted, shown
+from fenced.events import Event
+from fenced.runtime import forking
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.runtime.machine import program
+from fenced.values import timing
+from fenced.values.contracts import Authority, Runtime
+from fenced.values.model import Holder, Stamp, check_name
+from fenced.values.timing import Seconds
+
+if TYPE_CHECKING:
+    from fenced.client.scope import BodyScope
+    from fenced.runtime.aio import AioRuntime
+
+L = TypeVar("L")
+Guarantee = Literal["strict", "best-effort"]
+
+
+class _LeaseBase:
+    """What both leases share: methods that take no lock and do no I/O."""
+
+    def __init__(self, grant: GrantState, client: _ClientBase) -> None:
+        self._grant = grant
+        self._client = client  # keeps the client alive: it is not collected while one of its leases is in use
+        self._engine = client._engine
+
+    @property
+    def name(self) -> str:
+        """The one name of this lease; Misuse when it has several."""
+        if len(self._grant.names) != 1:
+            raise Misuse(f"this lease covers {len(self._grant.names)} names; use `names`")
+        return self._grant.names[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that it covers, sorted."""
+        return self._grant.names
+
+    @property
+    def token(self) -> int:
+        """The fencing token: greater than that of every earlier grant of each of its names.
+
+        Most authorities also order the grants of different names: their trait is `namespace-order`.
+        """
+        return self._grant.token
+
+    @property
+    def grant(self) -> str:
+        """The public id of this grant."""
+        return self._grant.grant
+
+    @property
+    def realm(self) -> str:
+        """The id of the authority's namespace; a guard trusts one realm at a time."""
+        return self._grant.realm
+
+    @property
+    def ttl(self) -> float:
+        """The seconds that the authority granted; may differ from the `ttl` that was asked for."""
+        return self._grant.ttl
+
+    @property
+    def state(self) -> State:
+        """A `State`: `held`, `jeopardy`, `lost` or `released`."""
+        return self._grant.state
+
+    @property
+    def lost_reason(self) -> str | None:
+        """Why the lease was lost; None while it is not."""
+        return self._grant.lost_reason if self._grant.state is State.LOST else None
+
+    def check(self, need: Seconds = 0.0) -> None:
+        """Raise LeaseLost if the lease is lost, NotEnoughTime if less than `need` seconds remain.
+
+        If it returns, the holder may go on, but is not safe: a pause can follow. Only a guard makes it safe.
+        """
+        self._grant.check(timing.check_need(need))
+
+    def remaining(self) -> float:
+        """Seconds until this holder must treat the lease as lost, unless it is renewed."""
+        return self._grant.remaining()
+
+    def next_stamp(self) -> Stamp:
+        """The stamp of the next operation. To retry that operation, send the same stamp again."""
+        return self._grant.next_stamp()
+
+    def announcement(self) -> Stamp:
+        """The stamp that announces this lease to a guard (seq 0)."""
+        return self._grant.announcement()
+
+    def bare_stamp(self) -> Stamp:
+        """A stamp without seq, for a child process or another service; rule `retry` alone accepts it."""
+        return self._grant.bare_stamp()
+
+    def on_lost(self, call: Callable[[str], Any]) -> None:
+        """Call `call(reason)` once when the lease is lost; at once if it is lost already."""
+        self._grant.on_lost(call)
+
+    def __repr__(self) -> str:
+        names = ", ".join(repr(name) for name in self._grant.names)
+        return f"<{type(self).__name__} {names} token={self.token} {self.state}>"
+
+
+class Lease(_LeaseBase):
+    """An exclusive, expiring right to act under a name."""
+
+    def wait_lost(self, timeout: Seconds | None = None) -> bool:
+        """Block until the lease is lost (True), released, or `timeout` seconds are over (False)."""
+        return step(self._grant.wait_lost(_until(self._engine, timeout)))
+
+    def release(self, *, at_once: bool = False) -> None:
+        """Give the lease back; LeaseLost if it was lost before. `at_once`: whatever `at_least_for` is."""
+        step(self._engine.release(self._grant, at_once=at_once))
+
+
+class AsyncLease(_LeaseBase):
+    """An exclusive, expiring right to act under a name."""
+
+    async def wait_lost(self, timeout: Seconds | None = None) -> bool:
+        """Wait until the lease is lost (True), released, or `timeout` seconds are over (False)."""
+        return await self._grant.wait_lost(_until(self._engine, timeout))
+
+    async def release(self, *, at_once: bool = False) -> None:
+        """Give the lease back; LeaseLost if it was lost before. `at_once`: whatever `at_least_for` is."""
+        await self._engine.release(self._grant, at_once=at_once)
+
+
+def _until(engine: LeaseEngine, timeout: Seconds | None) -> float | None:
+    seconds = timing.check_wait(timeout)
+    return None if seconds is None else engine.runtime.now() + seconds
+
+
+class _ClientBase:
+    """What both clients share: their address, and the engine that is made at first use."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str = "default",
+        label: str | None = None,
+        guarantee: Guarantee = "strict",
+        patience: Seconds = timing.PATIENCE_SECONDS,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        """`patience`: how long after its `wait` a call still waits for the answer to a request that it has sent."""
+        if guarantee not in ("strict", "best-effort"):
+            raise Misuse(f"guarantee is 'strict' or 'best-effort', not {shown(guarantee)}")
+        if label is not None and not (isinstance(label, str) and len(label) <= 200):
+            raise Misuse(f"a label is a str of at most 200 characters, not {shown(label)}")
+        self._namespace = check_name(namespace)
+        self._label = label
+        self._guarantee = guarantee
+        self._patience = timing.check_patience(patience)
+        self._on_event = on_event
+        self._runtime = self._make_runtime()
+        self._lock = threading.Lock()
+        self._made_engine: LeaseEngine | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._authority: Authority = registry.authority(url, self._runtime, self._namespace)
+        forking.register(self)
+
+    def _make_runtime(self) -> Runtime:
+        raise Misuse("use Client or AsyncClient")
+
+    @property
+    def url(self) -> str:
+        """Where the authority is, without secrets."""
+        return self._authority.url
+
+    @property
+    def _engine(self) -> LeaseEngine:
+        engine = self._made_engine
+        if engine is None:
+            with self._lock:  # two threads that use the client first must not make two engines
+                if self._made_engine is None:
+                    self._made_engine = self._make_engine()
+                engine = self._made_engine
+        return engine
+
+    def _make_engine(self) -> LeaseEngine:
+        label = self._label if self._label is not None else program()
+        holder = Holder(self._runtime.secret(), label, socket.gethostname(), os.getpid())
+        engine = LeaseEngine(
+            self._authority,
+            self._runtime,
+            holder,
+            guarantee=self._guarantee,
+            patience=self._patience,
+            emit=self._on_event,
+        )
+        # Threads and connections refer to the engine and never to the client, so the collector can free a client
+        # that the program has dropped while they still run. Each lease refers to its client and keeps it alive.
+        self._finalizer = weakref.finalize(self, _end_dropped_client, engine, repr(self))
+        self._finalizer.atexit = False  # at exit nothing is sent; leases expire
+        return engine
+
+    def _detach_finalizer(self) -> None:
+        """Do not warn: the client was closed, or belongs to the parent process."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
+
+    def _before_fork(self) -> None:
+        self._authority.before_fork()
+
+    def _forked(self) -> None:
+        """In a forked child: forget the parent's leases, threads and connections."""
+        self._lock = threading.Lock()  # a thread of the parent may hold the inherited one
+        self._detach_finalizer()  # open connections belong to the parent
+        if self._made_engine is not None:
+            self._made_engine.forked()
+            self._made_engine = None
+        self._authority.forked()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r}, namespace={self._namespace!r})"
+
+
+def _end_dropped_client(engine: LeaseEngine, who: str) -> None:
+    """A client was collected without close(): stop its threads, close its connections, release no lease."""
+    if engine.abandon():
+        warnings.warn(
+            f"unclosed {who}: its leases are no longer renewed; call close(), or use the client in a `with` block",
+            ResourceWarning,
+            stacklevel=2,
+        )
+
+
+class Client(_ClientBase):
+    """Takes leases from one authority. Connects at first use; safe to share between threads."""
+
+    def _make_runtime(self) -> BlockingRuntime:
+        return BlockingRuntime()
+
+    def acquire(
+        self,
+        *names: str,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+    ) -> Lease:
+        """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
+        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
+        return Lease(step(self._engine.acquire(request)), self)
+
+    def hold(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> LeaseContext[Lease]:
+        """`with client.hold(name) as lease:` waits in a fair queue; the lease is renewed in the background.
+
+        Raises NotGranted after `wait` seconds. Leaving the block releases the lease; LeaseLost if it was lost before.
+        After a block that did not raise, nobody is granted the name until `at_least_for` seconds after the grant.
+        """
+        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
+        return LeaseContext(self, request, announcers(guards))
+
+    def hold_all(
+        self,
+        names: Iterable[str],
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> LeaseContext[Lease]:
+        """Hold several names under one token: all or none, without deadlock or starvation."""
+        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
+        return LeaseContext(self, request, announcers(guards))
+
+    def try_hold(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = 0.0,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> LeaseContext[Lease | None]:
+        """`with client.try_hold(name) as lease:` where lease is None when the name was not granted."""
+        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
+        return LeaseContext(self, request, announcers(guards), optional=True)
+
+    def held(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> Held[Lease]:
+        """A decorator: every call holds `name` and gets the lease as its first argument, a method after `self`.
+
+        `held("stock/{sku}")` fills the field by the argument `sku` of each call.
+        """
+        template, request = templated(name, ttl, wait, max_hold, lock_delay, at_least_for)
+        announced = announcers(guards)
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            if _runs_later(function):
+                raise Misuse(
+                    "held() does not accept generators or coroutines: their body would run after the lease is released"
+                )
+
+            held = HeldFunction(function, template, request)
+
+            @functools.wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                context: LeaseContext[Lease] = LeaseContext(self, held.request(args, kwargs), announced)
+                with context as lease:
+                    return function(*held.arguments(lease, args), **kwargs)
+
+            call.__signature__ = held.signature  # type: ignore[attr-defined]
+            return call
+
+        return decorate
+
+    def close(self) -> None:
+        """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
+        step(self._engine.close())
+        self._detach_finalizer()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _runs_later(function: Callable[..., object]) -> bool:
+    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    return any(kind(function) for kind in kinds)
+
+
+class _LeaseContextBase:
+    """What both contexts share: the request, and whether entering returns None instead of raising NotGranted."""
+
+    def __init__(
+        self,
+        client: _ClientBase,
+        request: LeaseRequest,
+        guards: tuple[Announces, ...],
+        *,
+        optional: bool = False,
+    ) -> None:
+        self._client = client
+        self._request = request
+        self._guards = guards
+        self._optional = optional
+
+    def _note_loss(self, lease: _LeaseBase, exc: BaseException | None) -> None:
+        """A body that raised hides that its lease was lost as well."""
+        if exc is not None and lease.lost_reason is not None:
+            exc.add_note(
+                f"the lease of {', '.join(lease.names)} (token {lease.token}) was lost: {lease.lost_reason}"
+            )
+
+    async def _acquire(self, lease: _LeaseBase | None) -> GrantState | None:
+        if lease is not None:
+            raise Misuse("this context was entered before; call hold() again")
+        try:
+            return await self._client._engine.acquire(self._request)
+        except NotGranted:
+            if self._optional:
+                return None
+            raise
+
+
+class LeaseContext(_LeaseContextBase, Generic[L]):
+    """Returned by `hold` and `try_hold`; can be entered once."""
+
+    _client: Client
+    _lease: Lease | None = None
+
+    def __enter__(self) -> L:
+        grant = step(self._acquire(self._lease))
+        if grant is None:
+            return cast(L, None)
+        try:
+            lease = self._lease = Lease(grant, self._client)
+            for guard in self._guards:
+                if (unfinished := guard.announce(lease)) is not None:
+                    raise wrong_colour(guard, unfinished)
+        except BaseException:
+            step(self._client._engine.release_at_exit(grant, raised=True))
+            raise
+        return cast(L, lease)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lease = self._lease
+        if lease is not None and isinstance(exc, GeneratorExit):
+            lease._engine.let_expire(lease._grant)
+        elif lease is not None:
+            self._note_loss(lease, exc)
+            try:
+                step(lease._engine.release_at_exit(lease._grant, raised=exc is not None))
+            finally:  # even if the release is interrupted, the keeper must stop renewing
+                lease._engine.keeper.drop(lease._grant.secret)
+
+
+class AsyncClient(_ClientBase):
+    """Takes leases from one authority, for asyncio. Belongs to the loop that first uses it."""
+
+    _runtime: AioRuntime
+
+    def _make_runtime(self) -> AioRuntime:
+        from fenced.runtime.aio import AioRuntime
+
+        return AioRuntime()
+
+    async def acquire(
+        self,
+        *names: str,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+    ) -> AsyncLease:
+        """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
+        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
+        return AsyncLease(await self._engine.acquire(request), self)
+
+    def hold(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> AsyncLeaseContext[AsyncLease]:
+        """`async with client.hold(name) as lease:` the body is cancelled when the lease is lost."""
+        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
+        return AsyncLeaseContext(self, request, announcers(guards))
+
+    def hold_all(
+        self,
+        names: Iterable[str],
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> AsyncLeaseContext[AsyncLease]:
+        """Hold several names under one token: all or none, without deadlock or starvation."""
+        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
+        return AsyncLeaseContext(self, request, announcers(guards))
+
+    def try_hold(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = 0.0,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> AsyncLeaseContext[AsyncLease | None]:
+        """`async with client.try_hold(name) as lease:` where lease is None when it was not granted."""
+        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
+        return AsyncLeaseContext(self, request, announcers(guards), optional=True)
+
+    def held(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> AsyncHeld[AsyncLease]:
+        """A decorator: every call holds `name` and gets the lease as its first argument, a method after `self`.
+
+        `held("stock/{sku}")` fills the field by the argument `sku` of each call.
+        """
+        template, request = templated(name, ttl, wait, max_hold, lock_delay, at_least_for)
+        announced = announcers(guards)
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            if not inspect.iscoroutinefunction(function):
+                raise Misuse("held() of an AsyncClient accepts only `async def` functions that do not yield")
+
+            held = HeldFunction(function, template, request)
+
+            @functools.wraps(function)
+            async def call(*args: Any, **kwargs: Any) -> Any:
+                asked = held.request(args, kwargs)
+                context: AsyncLeaseContext[AsyncLease] = AsyncLeaseContext(self, asked, announced)
+                async with context as lease:
+                    return await function(*held.arguments(lease, args), **kwargs)
+
+            call.__signature__ = held.signature  # type: ignore[attr-defined]
+            return call
+
+        return decorate
+
+    def _forked(self) -> None:
+        super()._forked()
+        self._runtime.forked()
+
+    async def close(self) -> None:
+        """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
+        await self._engine.close()
+        self._runtime.close()
+        self._detach_finalizer()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+class AsyncLeaseContext(_LeaseContextBase, Generic[L]):
+    """Returned by `hold` and `try_hold`; can be entered once. If the lease is lost, the body is cancelled."""
+
+    _client: AsyncClient
+    _lease: AsyncLease | None = None
+    _scope: BodyScope
+
+    async def __aenter__(self) -> L:
+        grant = await self._acquire(self._lease)
+        if grant is None:
+            return cast(L, None)
+        from fenced.client.scope import BodyScope
+
+        lease = self._lease = AsyncLease(grant, self._client)
+        self._scope = BodyScope()
+        try:
+            for guard in self._guards:
+                announcing = guard.announce(lease)
+                if not inspect.isawaitable(announcing):
+                    raise wrong_colour(guard, announcing)
+                await announcing
+        except BaseException:
+            await lease._engine.release_at_exit(lease._grant, raised=True)
+            raise
+        self._scope.enter(lease._grant)
+        return cast(L, lease)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lease = self._lease
+        if lease is None:
+            return
+        ours = self._scope.leave(exc)
+        if isinstance(exc, GeneratorExit):
+            lease._engine.let_expire(lease._grant)
+            return
+        self._note_loss(lease, exc if not ours else None)
+        await lease._engine.release_at_exit(lease._grant, raised=exc is not None)
+        if ours:
+            raise lease._grant.lost_error() from exc

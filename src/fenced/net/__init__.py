@@ -1,0 +1,1 @@
+"""What all clients of servers share: addresses, pools, heartbeats, TLS, file systems."""

@@ -1,0 +1,1 @@
+"""One room for each store: its address, wire, authority and guard, with their SQL and Lua."""

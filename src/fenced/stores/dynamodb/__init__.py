@@ -1,0 +1,1 @@
+"""DynamoDB: items written by conditional transactions."""

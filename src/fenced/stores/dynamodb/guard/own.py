@@ -1,0 +1,203 @@
+"""Transactions of your own boto3 or aiobotocore client on DynamoDB, behind a fence."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from fenced.client.guarding import EnteredOnce, Fences, credential
+from fenced.errors import Misuse, Unsupported, shown
+from fenced.guards.answers import one_stamp
+from fenced.guards.boto import BotoClient
+from fenced.runtime.aio import AioRuntime
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.dynamodb.guard.cells import TRAITS, DynamoCells, DynamoMarks, Writes
+from fenced.values.contracts import MANY_NAMES, Runtime
+from fenced.values.decision import Rule
+from fenced.values.model import Credential
+
+__all__ = ["AsyncDynamoGuard", "AsyncDynamoTransaction", "DynamoGuard", "DynamoTransaction"]
+
+
+class DynamoTransaction(EnteredOnce):
+    """Writes that are sent at the end of the `with` block in one TransactWriteItems, all of them or none.
+
+    The arguments of each method are those that boto3 has for the same thing: `TableName`, `Key`, `Item`, and so on.
+    """
+
+    def __init__(self, marks: _Marks, fence: Fences, names: tuple[str, ...]) -> None:
+        self._marks = marks
+        self._fence = fence
+        self._names = names
+        self._writes: Writes = []
+
+    async def _begin(self) -> None:
+        self._enter()
+        await self._marks.begin(credential(self._fence, self._names, announcing=True))
+
+    async def _end(self) -> None:
+        if self._writes:
+            await self._marks.end(credential(self._fence, self._names), self._writes)
+
+    def __enter__(self) -> Self:
+        step(self._begin())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            step(self._end())
+
+    def get(self, **request: Any) -> dict[str, Any] | None:
+        """Read an item now, consistently. The token was announced before. None: there is no such item."""
+        return step(self._marks.cells.item(request))
+
+    def put(self, **request: Any) -> None:
+        """Put an item at the end of the block."""
+        self._add("Put", request)
+
+    def update(self, **request: Any) -> None:
+        """Update an item at the end of the block."""
+        self._add("Update", request)
+
+    def delete(self, **request: Any) -> None:
+        """Delete an item at the end of the block."""
+        self._add("Delete", request)
+
+    def check(self, **request: Any) -> None:
+        """Conflict at the end of the block, unless the item meets the condition."""
+        self._add("ConditionCheck", request)
+
+    def _add(self, kind: str, request: dict[str, Any]) -> None:
+        if request.get("TableName") == self._marks.cells.table:
+            raise Misuse(f"the table {self._marks.cells.table} belongs to the guard")
+        self._writes.append({kind: request})
+
+
+class AsyncDynamoTransaction(DynamoTransaction):
+    """The same for `async with`; `get` is awaited."""
+
+    async def __aenter__(self) -> Self:
+        await self._begin()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            await self._end()
+
+    def __enter__(self) -> Self:
+        raise Misuse(
+            "a transaction of an AsyncDynamoGuard is entered by: async with guard.transaction(...) as tx"
+        )
+
+    async def get(self, **request: Any) -> dict[str, Any] | None:  # type: ignore[override]
+        """Read an item now, consistently. The token was announced before. None: there is no such item."""
+        return await self._marks.cells.item(request)
+
+
+class _Marks(DynamoMarks):
+    """The marks of a DynamoGuard. The caller's items are in tables of their own."""
+
+    _opened = False
+
+    @classmethod
+    def on(
+        cls, client: Any, table: str, prefix: str, rule: Rule | None, mode: str, runtime: Runtime
+    ) -> _Marks:
+        if not hasattr(client, "transact_write_items"):
+            raise Misuse(
+                f'give the guard boto3.client("dynamodb") or a client of aiobotocore, not {shown(client)}'
+            )
+        below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        cells = DynamoCells(BotoClient(client, runtime, "AsyncDynamoGuard"), table, below, runtime)
+        return cls(cells, runtime, f"dynamodb://{table}/{below}", rule=rule, mode=mode)
+
+    async def ready(self) -> None:
+        if not self._opened:
+            await self.open()
+            self._opened = True
+
+    async def announce(self, credential: Credential) -> None:
+        await self.ready()
+        await super().announce(credential)
+
+    async def begin(self, carried: Credential) -> None:
+        """Announce before anything is read, unless that was done before."""
+        await self.ready()
+        if MANY_NAMES not in self.traits:
+            raise Unsupported(
+                "this server has no TransactWriteItems: keep values under names, with fenced.Values, or use another"
+            )
+        stamp = one_stamp(carried, self.kind)
+        if not self.has_announced(stamp.grant, carried.names or stamp.names):
+            await self.announce(carried)
+
+    async def end(self, carried: Credential, writes: Writes) -> None:
+        stamp = one_stamp(carried, self.kind)
+        await self._operate(stamp, dict.fromkeys(carried.names or stamp.names), writes=writes)
+
+
+class DynamoGuard:
+    """Transactions on DynamoDB behind a fence. The marks are in a table of their own, below `prefix`.
+
+        guard = DynamoGuard(boto3.client("dynamodb"), "fenced")
+        with client.hold("stock/42") as lease:
+            with guard.transaction(lease, "stock/42") as tx:
+                item = tx.get(TableName="stock", Key={"id": {"S": "42"}})
+                tx.put(TableName="stock", Item={"id": {"S": "42"}, "count": {"N": "7"}})
+
+    A stale holder's block raises StaleToken, and nothing of it was written. Threads may share a guard.
+    """
+
+    traits = TRAITS
+
+    def __init__(
+        self, client: Any, table: str, *, prefix: str = "", rule: Rule | None = None, mode: str = "enforce"
+    ) -> None:
+        self._marks = _Marks.on(client, table, prefix, rule, mode, BlockingRuntime())
+
+    def announce(self, fence: Fences, *names: str) -> None:
+        """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
+        step(self._marks.announce(credential(fence, names, announcing=True)))
+
+    def transaction(self, fence: Fences, *names: str) -> DynamoTransaction:
+        """Announce; then collect writes, and send them at the end of the block, behind the fence.
+
+        Without `names`, all names of the lease. Conflict: a condition of the block's own writes does not hold.
+        """
+        return DynamoTransaction(self._marks, fence, names)
+
+    def close(self) -> None:
+        """Nothing to close: the client is the program's."""
+
+
+class AsyncDynamoGuard:
+    """The same for asyncio: `async with guard.transaction(lease, "stock/42") as tx`.
+
+    With a client of aiobotocore or aioboto3 nothing runs in threads; calls of boto3 do.
+    """
+
+    traits = TRAITS
+
+    def __init__(
+        self, client: Any, table: str, *, prefix: str = "", rule: Rule | None = None, mode: str = "enforce"
+    ) -> None:
+        self._runtime = AioRuntime()
+        self._marks = _Marks.on(client, table, prefix, rule, mode, self._runtime)
+
+    async def announce(self, fence: Fences, *names: str) -> None:
+        """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
+        await self._marks.announce(credential(fence, names, announcing=True))
+
+    def transaction(self, fence: Fences, *names: str) -> AsyncDynamoTransaction:
+        """Announce; then collect writes, and send them at the end of the block, behind the fence.
+
+        Without `names`, all names of the lease. Conflict: a condition of the block's own writes does not hold.
+        """
+        return AsyncDynamoTransaction(self._marks, fence, names)
+
+    async def close(self) -> None:
+        """End the threads that call boto3. The client stays open: it is the program's."""
+        self._runtime.close()
+
+
+def __dir__() -> list[str]:
+    return __all__

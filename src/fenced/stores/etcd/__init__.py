@@ -1,0 +1,1 @@
+"""etcd: leases as keys under etcd's own leases, and transactions behind a fence."""

@@ -1,0 +1,302 @@
+"""Transactions on etcd behind a fence: the token is compared in the same transaction as your own compares and puts."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from fenced.client import registry
+
+try:
+    import hpack  # noqa: F401 - reads the headers of HTTP/2
+except ImportError as error:
+    raise registry.needs_package("fenced.etcd", error) from error
+
+from fenced.client.guarding import EnteredOnce, Fences, credential, is_announced, stamp_of
+from fenced.errors import Misuse, Unsupported, shown
+from fenced.guards.cells import CONFIG, key_of
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.etcd.address import EtcdAddress
+from fenced.stores.etcd.claims import ClaimKeys
+from fenced.stores.etcd.guard.values import ROOT, TRAITS, EtcdCells, EtcdValues, EtcdWrites
+from fenced.stores.etcd.wire.cluster import EtcdWire
+from fenced.stores.etcd.wire.messages import absent, delete, get, modified_at, put, txn
+from fenced.values.decision import Rule
+from fenced.values.model import Credential
+
+if TYPE_CHECKING:
+    from fenced.runtime.aio import AioRuntime
+    from fenced.values.contracts import Runtime
+
+__all__ = ["AsyncEtcdGuard", "AsyncEtcdTransaction", "EtcdFence", "EtcdGuard", "EtcdTransaction", "EtcdValue"]
+
+
+_PRIVATE = ROOT.encode()
+
+
+class EtcdValue(NamedTuple):
+    """A value, and the revision that wrote it, for `expect`. None and 0: there is no such key."""
+
+    value: bytes | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdFence:
+    """Compares for a transaction of another client: while they hold, the fence does."""
+
+    compares: tuple[tuple[bytes, str, str, int], ...]
+    """Key, target, result and revision of each: `(key, "MOD", "EQUAL", 17)`."""
+
+    def json(self) -> list[dict[str, Any]]:
+        """For `compare` of etcd's JSON gateway, such as `etcd3gw.client().transaction`."""
+        return [
+            {
+                "key": base64.b64encode(key).decode(),
+                "target": target,
+                "result": result,
+                "mod_revision": revision,
+            }
+            for key, target, result, revision in self.compares
+        ]
+
+    def messages(self) -> list[bytes]:
+        """For gRPC: each is an `etcdserverpb.Compare`, read by its `FromString`."""
+        return [_at(key, revision) for key, _, _, revision in self.compares]
+
+
+class EtcdTransaction(EnteredOnce):
+    """Puts and deletes that are sent at the end of the `with` block, all of them or none."""
+
+    def __init__(
+        self, guard: _EtcdMarks, fence: Fences, names: tuple[str, ...], still_held: bool, namespace: str
+    ) -> None:
+        self._guard = guard
+        self._fence = fence
+        self._names = names
+        self._still_held = still_held
+        self._namespace = namespace
+        self._writes = EtcdWrites()
+
+    async def _announce(self) -> None:
+        await self._guard.ready()
+        await self._guard.announce(credential(self._fence, self._names, announcing=True))
+
+    async def _end(self, kind: type[BaseException] | None) -> None:
+        if kind is not None:
+            return
+        stamp, writes = stamp_of(self._fence, self._guard.kind), self._writes
+        names = self._names or stamp.names
+        if self._still_held:
+            claims = ClaimKeys(self._namespace)
+            writes.claim([claims.claim(name) for name in names], stamp.grant)
+        if writes.request:
+            await self._guard.write_with(stamp, names, writes)
+
+    def __enter__(self) -> Self:
+        self._enter()
+        if not is_announced(self._fence, self._names, self._guard):
+            step(self._announce())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        step(self._end(kind))
+
+    def get(self, key: bytes) -> EtcdValue:
+        """Read a key now. The token was announced before."""
+        return step(self._guard.look(_checked(key)))
+
+    def put(self, key: bytes, value: bytes, lease: int = 0) -> None:
+        """Put at the end of the block. `lease`: the id of an etcd lease."""
+        self._writes.then(put(_writable(key), value, lease))
+
+    def delete(self, key: bytes) -> None:
+        """Delete at the end of the block."""
+        self._writes.then(delete(_writable(key)))
+
+    def expect(self, key: bytes, revision: int) -> None:
+        """Conflict at the end of the block, unless this revision was the last that wrote the key; 0: no such key."""
+        self._writes.compare(_at(_checked(key), revision))
+
+
+class AsyncEtcdTransaction(EtcdTransaction):
+    """The same for `async with`; `get` is awaited."""
+
+    async def __aenter__(self) -> Self:
+        self._enter()
+        if not is_announced(self._fence, self._names, self._guard):
+            await self._announce()
+        return self
+
+    def __aexit__(self, kind: type[BaseException] | None, *_: object) -> Coroutine[Any, Any, None]:
+        return self._end(kind)
+
+    def __enter__(self) -> Self:
+        raise Misuse(
+            "a transaction of an AsyncEtcdGuard is entered by: async with guard.transaction(...) as tx"
+        )
+
+    async def get(self, key: bytes) -> EtcdValue:  # type: ignore[override]
+        """Read a key now. The token was announced before."""
+        return await self._guard.look(_checked(key))
+
+
+class _EtcdMarks(EtcdValues):
+    """The marks of an EtcdGuard. A cell has no value: the caller's keys are elsewhere."""
+
+    opened = False
+
+    @classmethod
+    def on(cls, url: str, runtime: Runtime, prefix: str, rule: Rule | None, mode: str) -> _EtcdMarks:
+        address = EtcdAddress(url)
+        cells = EtcdCells(EtcdWire(address, runtime), runtime, prefix)
+        return cls(cells, runtime, f"{address.url}?prefix={prefix}", rule=rule, mode=mode)
+
+    async def ready(self) -> None:
+        if not self.opened:
+            await self.open()
+            self.opened = True
+
+    async def look(self, key: bytes) -> EtcdValue:
+        first = (await self.cells.read(txn((), [get(key)]))).found[0].first
+        return EtcdValue(None, 0) if first is None else EtcdValue(first.value, first.modified)
+
+    async def fence(self, carried: Credential) -> EtcdFence:
+        await self.ready()
+        while True:
+            await self.announce(carried)
+            known = await self._config()
+            if known.config.rule != "retry":
+                raise Unsupported(
+                    f"rule {known.config.rule} counts each write in the mark; use transaction(), which writes it"
+                )
+            (stamp,) = carried.stamps
+            compares = [(self.cells.key(CONFIG), known.version)]
+            for name in carried.names or stamp.names:
+                version, cell = self._seen.get(name) or await self._cell(name)
+                if cell.mark is not None and cell.mark.grant == stamp.grant:
+                    compares.append((self.cells.key(key_of(name)), version))
+                elif known.config.mode_of(name).refuses(name):
+                    break  # overtaken since the announcement: the next one is refused
+            else:
+                return EtcdFence(tuple((key, "MOD", "EQUAL", revision) for key, revision in compares))
+
+
+class _OnEtcd:
+    """What both guards share: where the marks are, and their options."""
+
+    traits = TRAITS
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "default",
+        namespace: str = "default",
+        rule: Rule | None = None,
+        mode: str = "enforce",
+    ) -> None:
+        """`namespace`: of the authority on the same etcd, for `still_held`."""
+        self._namespace = namespace
+        self._runtime: Runtime = self._new_runtime()
+        self._marks = _EtcdMarks.on(url, self._runtime, prefix, rule, mode)
+
+    def _new_runtime(self) -> Runtime:
+        return BlockingRuntime()
+
+
+class EtcdGuard(_OnEtcd):
+    """Transactions on one etcd cluster, for names below a prefix. `url`: `etcd://h1,h2,h3`.
+
+        guard = EtcdGuard("etcd://localhost")
+        with client.hold("stock/42") as lease:
+            with guard.transaction(lease, "stock/42") as tx:
+                stock = tx.get(b"stock/42")
+                tx.put(b"stock/42", b"7")
+
+    A stale holder's block raises StaleToken, and nothing of it was written. Threads may share a guard.
+    """
+
+    def announce(self, fence: Fences, *names: str) -> None:
+        """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
+        step(self._marks.ready())
+        step(self._marks.announce(credential(fence, names, announcing=True)))
+
+    def transaction(self, fence: Fences, *names: str, still_held: bool = False) -> EtcdTransaction:
+        """Announce; then collect puts and deletes, and send them at the end of the block, behind the fence.
+
+        Without `names`, all names of the lease. `still_held`: also compare that the authority, on the same etcd, still
+        has the lease; LeaseLost if not.
+        """
+        return EtcdTransaction(self._marks, fence, names, still_held, self._namespace)
+
+    def fence(self, fence: Fences, *names: str) -> EtcdFence:
+        """Announce, and return the compares to put into a transaction of another client.
+
+        If that transaction fails, call this again: it raises StaleToken if the lease was overtaken. If it returns the
+        same compares, another compare of the transaction has failed.
+        """
+        return step(self._marks.fence(credential(fence, names, announcing=True)))
+
+    def close(self) -> None:
+        """Disconnect."""
+        step(self._marks.close())
+
+
+class AsyncEtcdGuard(_OnEtcd):
+    """The same for asyncio: `async with guard.transaction(lease, "stock/42") as tx`."""
+
+    _runtime: AioRuntime
+
+    def _new_runtime(self) -> Runtime:
+        from fenced.runtime.aio import AioRuntime
+
+        return AioRuntime()
+
+    async def announce(self, fence: Fences, *names: str) -> None:
+        """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
+        await self._marks.ready()
+        await self._marks.announce(credential(fence, names, announcing=True))
+
+    def transaction(self, fence: Fences, *names: str, still_held: bool = False) -> AsyncEtcdTransaction:
+        """Announce; then collect puts and deletes, and send them at the end of the block, behind the fence.
+
+        Without `names`, all names of the lease. `still_held`: also compare that the authority, on the same etcd, still
+        has the lease; LeaseLost if not.
+        """
+        return AsyncEtcdTransaction(self._marks, fence, names, still_held, self._namespace)
+
+    async def fence(self, fence: Fences, *names: str) -> EtcdFence:
+        """Announce, and return the compares to put into a transaction of another client.
+
+        If that transaction fails, call this again: it raises StaleToken if the lease was overtaken. If it returns the
+        same compares, another compare of the transaction has failed.
+        """
+        return await self._marks.fence(credential(fence, names, announcing=True))
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._marks.close()
+        self._runtime.close()
+
+
+def _at(key: bytes, revision: int) -> bytes:
+    return modified_at(key, revision) if revision else absent(key)
+
+
+def _writable(key: object) -> bytes:
+    if not isinstance(key, bytes) or not key or key.startswith(_PRIVATE):
+        raise Misuse(f"{shown(_checked(key))} belongs to the guard")
+    return key
+
+
+def _checked(key: object) -> bytes:
+    if not isinstance(key, bytes) or not key:
+        raise Misuse(f"a key of etcd is bytes, such as b'stock/42', not {shown(key)}")
+    return key
+
+
+def __dir__() -> list[str]:
+    return __all__

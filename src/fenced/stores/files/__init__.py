@@ -1,0 +1,1 @@
+"""Files and folders of a POSIX file system, with a mark beside each."""

@@ -1,0 +1,1 @@
+"""The ledger: leases in memory, with a journal in files of its own. `fenced serve` keeps leases in it by default."""

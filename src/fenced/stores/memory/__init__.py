@@ -1,0 +1,1 @@
+"""Leases and values in the memory of this process: the reference models of authority and guard."""

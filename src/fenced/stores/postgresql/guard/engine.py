@@ -1,0 +1,110 @@
+"""The PostgreSQL engine, for fenced.sql and the command line: its drivers, errors and operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fenced.errors import FencedError, Misuse, redacted, shown
+from fenced.guards.engine import ConnectionClass, Driver, Engine
+from fenced.values.contracts import Colour
+from fenced.values.sqlfile import load
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from fenced.stores.postgresql.guard.operator import PostgresqlOperator
+
+
+def _psycopg() -> Driver:
+    from fenced.stores.postgresql.guard.sessions import PsycopgSession
+    from fenced.stores.postgresql.guard.tables import PostgresqlTable
+
+    return Driver(PostgresqlTable, PsycopgSession)
+
+
+def _async_psycopg() -> Driver:
+    from fenced.stores.postgresql.guard.sessions import AsyncPsycopgSession
+    from fenced.stores.postgresql.guard.tables import PostgresqlTable
+
+    return Driver(PostgresqlTable, AsyncPsycopgSession)
+
+
+def _asyncpg() -> Driver:
+    from fenced.stores.postgresql.guard.sessions import AsyncpgSession
+    from fenced.stores.postgresql.guard.tables import PostgresqlTable
+
+    return Driver(PostgresqlTable, AsyncpgSession)
+
+
+def _alchemy() -> Driver:
+    from fenced.stores.postgresql.guard.alchemy import AlchemySession, AlchemyTable
+
+    return Driver(AlchemyTable, AlchemySession)
+
+
+def _async_alchemy() -> Driver:
+    from fenced.stores.postgresql.guard.alchemy import AlchemyTable, AsyncAlchemySession
+
+    return Driver(AlchemyTable, AsyncAlchemySession)
+
+
+def _django() -> Driver:
+    from fenced.stores.postgresql.guard.django import DjangoSession
+    from fenced.stores.postgresql.guard.tables import PostgresqlTable
+
+    return Driver(PostgresqlTable, DjangoSession)
+
+
+class PostgresqlEngine:
+    """PostgreSQL, by psycopg and asyncpg, also through SQLAlchemy and Django."""
+
+    name = "postgresql"
+    dialects = frozenset({"postgresql"})
+    quote = '"'
+    drivers: Mapping[Colour, Mapping[ConnectionClass, Callable[[], Driver]]] = {
+        "blocking": {
+            ("psycopg", "Connection"): _psycopg,
+            ("sqlalchemy", "Connection"): _alchemy,
+            ("sqlalchemy", "Session"): _alchemy,
+            ("django", "DatabaseWrapper"): _django,
+            ("django", "ConnectionProxy"): _django,
+        },
+        "asyncio": {
+            ("psycopg", "AsyncConnection"): _async_psycopg,
+            ("asyncpg", "Connection"): _asyncpg,
+            ("asyncpg", "PoolConnectionProxy"): _asyncpg,
+            ("sqlalchemy", "AsyncConnection"): _async_alchemy,
+            ("sqlalchemy", "AsyncSession"): _async_alchemy,
+        },
+    }
+
+    def refusal(self, error: BaseException) -> FencedError | None:
+        from fenced.stores.postgresql.guard.refusals import refusal_in
+
+        return refusal_in(error)
+
+    def outbox(self) -> Mapping[str, str]:
+        return load(Path(__file__).with_name("outbox.sql"))
+
+    def connect(self, dsn: str) -> psycopg.Connection:
+        import psycopg
+
+        from fenced.stores.postgresql.guard.refusals import typed
+
+        try:
+            return psycopg.connect(dsn, autocommit=True, fallback_application_name="fenced guard")
+        except psycopg.ProgrammingError as error:  # not an address
+            raise Misuse(f"{shown(redacted(dsn))}: {error}") from error
+        except psycopg.Error as error:
+            raise typed(error) from error
+
+    def operator(self, connection: psycopg.Connection) -> PostgresqlOperator:
+        from fenced.stores.postgresql.guard.operator import PostgresqlOperator
+        from fenced.stores.postgresql.guard.sessions import PsycopgSession
+
+        return PostgresqlOperator(PsycopgSession(connection))
+
+
+ENGINE: Engine = PostgresqlEngine()

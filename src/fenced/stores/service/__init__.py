@@ -1,0 +1,1 @@
+"""Leases over HTTP from `fenced serve`: the client's side."""

@@ -1,0 +1,214 @@
+"""Leases in an SQLite file: every operation is one short write transaction.
+
+`BEGIN IMMEDIATE` takes the file's one write lock, and the clock is read after that: a request that
+waited for the lock cannot revive an attempt that has expired. A grant is synced to the disk before its
+token is handed out; a release or a renewal need not be, since the next grant's sync includes it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fenced.errors import Misconfigured
+from fenced.leases.batches import carry_out
+from fenced.leases.rows import NS, AttemptRow, LeaseAlgorithm
+from fenced.leases.rules import no_namespace
+from fenced.net import filesystem
+from fenced.runtime import forking
+from fenced.runtime.machine import boot_id
+from fenced.stores.sqlite.authority.connecting import Deadline, LeaseFile, retry_while_locked, switch_to_wal
+from fenced.stores.sqlite.authority.floor import Floor
+from fenced.stores.sqlite.authority.rows import HERE, SQL, SqliteRows
+from fenced.stores.sqlite.failures import translate
+from fenced.values import sqlfile, timing
+from fenced.values.model import (
+    Ask,
+    AskAnswer,
+    BatchAnswer,
+    BatchOperation,
+    Granted,
+    NameView,
+    ReleaseAnswer,
+    RenewAnswer,
+    Standing,
+    grant_id,
+)
+from fenced.values.schema import Schema, check_readable
+
+APPLICATION_ID = 0x46454E43  # "FENC"
+SCHEMA_VERSION = 1
+SQLITE_MIN = (3, 37, 0)
+
+Wake = tuple[str, str]
+"""A waiter's socket and public id."""
+
+
+class Store:
+    """One namespace of a database file. Safe to use from many threads: each call has its own transaction."""
+
+    algorithm: type[LeaseAlgorithm] = LeaseAlgorithm
+
+    def __init__(self, path: Path, namespace: str, clock: Callable[[], int]) -> None:
+        self.path = path
+        self.file = LeaseFile(path)
+        self._namespace_name = namespace
+        self._clock = clock
+        self._namespace = 0
+        self._floor = Floor(path)
+
+    # Opening.
+
+    def open(self, create: bool = True, deadline: Deadline | None = None) -> Standing:
+        if sqlite3.sqlite_version_info < SQLITE_MIN:
+            raise Misconfigured(f"SQLite {sqlite3.sqlite_version} is too old; 3.37 or later is needed")
+        try:
+            return self._open(create, deadline or Deadline.of())
+        except OSError as error:
+            raise Misconfigured(f"{self.path} cannot be used: {error}") from error
+
+    def _open(self, create: bool, deadline: Deadline) -> Standing:
+        if not self.path.parent.is_dir():
+            raise Misconfigured(f"the folder {self.path.parent} does not exist; create it first")
+        if self.path.is_dir():
+            raise Misconfigured(f"{self.path} is a folder; name a file in it")
+        if not create and not self.path.exists():
+            raise Misconfigured(f"there is no file {self.path}; the first lease would create it")
+        filesystem.check_place(self.path)
+        forking.enter()
+        try:
+            retry_while_locked(self._install, deadline)
+        except sqlite3.Error as error:
+            raise translate(error, self.path) from error
+        finally:
+            forking.leave()
+        filesystem.check_place(self.path)
+        self.file.opened()
+        with self.file.transaction(deadline, durable=True) as db:
+            self._notice_reboot(db)
+            row = db.execute(SQL["namespace"], (self._namespace_name,)).fetchone()
+            if row is None and not create:
+                raise no_namespace(self.path, self._namespace_name)
+            if row is None:
+                db.execute(SQL["new_namespace"], (self._namespace_name,))
+                row = db.execute(SQL["namespace"], (self._namespace_name,)).fetchone()
+        self._namespace = row[0]
+        self._floor.open(*row)
+        doubts = filesystem.doubts_about(self.path)
+        return Standing(row[1], row[2], doubts, schema=Schema(SCHEMA_VERSION, SCHEMA_VERSION))
+
+    def _install(self) -> None:
+        """Create the schema if it is missing; refuse another program's database."""
+        db = sqlite3.connect(self.path, timeout=0, isolation_level=None)
+        try:
+            self._refuse_foreign(db)
+            switch_to_wal(db)
+            db.execute("BEGIN IMMEDIATE")
+            self._refuse_foreign(db)
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            # The oldest version that a client must know: 0.1 compares this number.
+            check_readable(str(self.path), Schema(version, version), SCHEMA_VERSION)
+            if version == 0:
+                for statement in sqlfile.statements((HERE / "schema.sql").read_text()):
+                    db.execute(statement)
+                db.execute("INSERT INTO machine (id, boot) VALUES (1, ?)", (boot_id(),))
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            db.execute("COMMIT")
+        finally:
+            db.close()
+
+    def _refuse_foreign(self, db: sqlite3.Connection) -> None:
+        # Count the tables before reading the id: another process may create ours between the two reads.
+        (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        if tables and db.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
+            raise Misconfigured(f"{self.path} is a database of another program; leases need their own file")
+
+    def _notice_reboot(self, db: sqlite3.Connection) -> None:
+        boot = boot_id()
+        if db.execute(SQL["boot"]).fetchone() == (boot,):
+            return
+        now = self._clock()
+        db.execute(SQL["new_boot"], (now + int(timing.REMEMBER_SECONDS_MIN * NS),))
+        db.execute("DELETE FROM claim")
+        db.execute("DELETE FROM queue")
+        db.execute("UPDATE machine SET boot = ?", (boot,))
+
+    # The operations. Each is one transaction.
+
+    def _begin(self, db: sqlite3.Connection) -> LeaseAlgorithm:
+        """Start the algorithm in the transaction that has just taken the lock: the clock is read only now."""
+        return self.algorithm(SqliteRows(db, self._namespace, self._floor), self._clock())
+
+    def ask(self, ask: Ask, wake: str = "", deadline: Deadline | None = None) -> AskAnswer:
+        with self.file.transaction(deadline, durable=True) as db:
+            answer = self._begin(db).ask(ask, wake)
+        if type(answer) is Granted:
+            self._floor.rise(answer.token)  # after its commit, before the caller gets it
+        return answer
+
+    def renew(self, secrets: Sequence[str], deadline: Deadline | None = None) -> list[RenewAnswer]:
+        publics = [grant_id(secret) for secret in secrets]
+        with self.file.transaction(deadline, durable=False) as db:
+            return self._begin(db).renew(publics)
+
+    def release(
+        self, secret: str, deadline: Deadline | None = None, keep: float = 0.0
+    ) -> tuple[ReleaseAnswer, list[Wake]]:
+        with self.file.transaction(deadline, durable=False) as db:
+            answer, heads = self._begin(db).release(secret, keep)
+        return answer, _wakes(heads)
+
+    def withdraw(self, secret: str, deadline: Deadline | None = None) -> tuple[ReleaseAnswer, list[Wake]]:
+        with self.file.transaction(deadline, durable=False) as db:
+            answer, heads = self._begin(db).withdraw(secret)
+        return answer, _wakes(heads)
+
+    def many(
+        self, operations: Sequence[BatchOperation], wake: str = "", deadline: Deadline | None = None
+    ) -> tuple[list[BatchAnswer], list[Wake]]:
+        """All operations in one transaction, synced if one of them asks."""
+        durable = any(isinstance(each, Ask) for each in operations)
+        with self.file.transaction(deadline, durable=durable) as db:
+            answers, heads = carry_out(self._begin(db), operations, wake)
+        if tokens := [answer.token for answer in answers if isinstance(answer, Granted)]:
+            self._floor.rise(max(tokens))
+        return answers, _wakes(heads)
+
+    def force_release(
+        self, name: str, token: int, deadline: Deadline | None = None
+    ) -> tuple[int | None, list[Wake]]:
+        with self.file.transaction(deadline, durable=True) as db:
+            minted, heads = self._begin(db).force_release(name, token)
+        if minted is not None:
+            self._floor.rise(minted)
+        return minted, _wakes(heads)
+
+    def raise_floor(self, above: int, deadline: Deadline | None = None) -> int:
+        with self.file.transaction(deadline, durable=True) as db:
+            floor = self._begin(db).raise_floor(above)
+        self._floor.rise(floor)
+        return floor
+
+    def tidy(self, deadline: Deadline | None = None) -> int:
+        with self.file.transaction(deadline, durable=False) as db:
+            return self._begin(db).tidy()
+
+    # Looking: a deferred transaction reads one state of the file, and blocks nobody.
+
+    def survey(self, after: str, limit: int, deadline: Deadline | None = None) -> list[NameView]:
+        with self.file.transaction(deadline, durable=False, begin="BEGIN") as db:
+            return self._begin(db).survey(after, limit)
+
+    def observe(self, name: str, deadline: Deadline | None = None) -> NameView:
+        with self.file.transaction(deadline, durable=False, begin="BEGIN") as db:
+            return self._begin(db).observe(name)
+
+    def close(self) -> None:
+        self.file.close()
+        self._floor.close()
+
+
+def _wakes(heads: Sequence[AttemptRow]) -> list[Wake]:
+    return [(head.wake, head.id) for head in heads]

@@ -1,0 +1,1 @@
+"""ZooKeeper: leases as ephemeral sequential nodes, and multis behind a fence."""

@@ -1,0 +1,1 @@
+"""Values and pure functions: names, stamps, leases, the decision, modes, contracts. No I/O and no clock."""

@@ -1,1 +1,0 @@
-"""Shared by all code that talks to a server: addresses, pools, connections, and codecs that do no I/O."""

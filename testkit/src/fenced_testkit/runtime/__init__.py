@@ -1,0 +1,1 @@
+"""The simulated runtime: virtual time, a seeded scheduler and a network that loses, delays and doubles."""
