@@ -13,8 +13,9 @@ from fenced.testing import vectors
 from fenced.values.decision import RULES, Judgement, Mark, Rule, judge
 from fenced.values.model import SEQ_MAX, TOKEN_MAX, Stamp
 from tests.proofs.mistakes import MISTAKES, Mistake
+from tests.proofs.questions import VERDICTS, Question
 from tests.proofs.symbolic import NotUnderstood, Symbolic, Term, shipped, term
-from tests.proofs.theorems import VERDICTS, Question, theorems
+from tests.proofs.theorems import theorems
 
 pytestmark = pytest.mark.xdist_group("proofs")
 
