@@ -73,10 +73,11 @@ format: $(VENV)/.test ## put the code into its form
 api: $(VENV)/.test ## write down the public names and signatures, after a wanted change
 	$(BIN)/python tests/architecture/test_api_snapshot.py
 
-build: $(VENV)/.build ## a wheel and an sdist in dist/, checked; FENCED_REPOSITORY=https://... names their home
+build: $(VENV)/.build ## wheels and sdists of fenced and fenced-testkit in dist/, checked; FENCED_REPOSITORY=https://... names their home
 	@rm -rf dist
 	@$(BIN)/python -m hatchling build --target sdist
-	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz  # so the sdist is whole
+	@cd testkit && $(abspath $(BIN))/python -m hatchling build --target sdist --directory ../dist
+	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz  # so the sdists are whole
 	@$(BIN)/python -m release.check dist
 	@ls dist/*
 

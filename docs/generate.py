@@ -5,6 +5,7 @@ A table is between `<!-- generated: KEY -->` and `<!-- end -->`; everything arou
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -140,6 +141,32 @@ def bug_table() -> str:
     return table(("bug", "what goes wrong", "must be found by"), rows)
 
 
+# The tree.
+
+ROOMS = (("src/fenced", "stores"), ("testkit/src/fenced_testkit", ""))
+"""The packages, each with the room whose own rooms are listed, too."""
+
+
+def tree() -> str:
+    """Every package and every module beside them, with the first line of its docstring."""
+    lines = []
+    for package, inner in ROOMS:
+        lines += [f"{package}/", *_rooms(ROOT / package, inner, "  ")]
+    return "\n```text\n" + "\n".join(lines) + "\n```\n\n"
+
+
+def _rooms(folder: Path, inner: str, indent: str) -> Iterator[str]:
+    for path in sorted(folder.iterdir(), key=lambda path: (path.is_file(), path.name)):
+        source = path / "__init__.py" if path.is_dir() else path
+        if path.name.startswith("__") or source.suffix != ".py" or not source.exists():
+            continue
+        name = f"{path.name}/" if path.is_dir() else path.name
+        first = (ast.get_docstring(ast.parse(source.read_text())) or "").partition("\n")[0]
+        yield f"{indent}{name:<18} {first}"
+        if path.name == inner:
+            yield from _rooms(path, "", indent + "  ")
+
+
 # The API.
 
 
@@ -192,6 +219,7 @@ API = (
 
 TABLES: dict[str, Callable[[], str]] = {
     **{f"api {path}": partial(api_table, path) for path in API},
+    "tree": tree,
     "errors": error_table,
     "exits": exit_table,
     **{
@@ -217,7 +245,9 @@ def filled(text: str) -> str:
 @cache
 def pages() -> dict[Path, str]:
     """Every page that has a generated table, as it should be."""
-    texts = {path: path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))}
+    texts = {
+        path: path.read_text() for path in (ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+    }
     return {path: filled(text) for path, text in texts.items() if PLACE.search(text)}
 
 

@@ -23,12 +23,13 @@ HOME = "https://forge.invalid/fenced"
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
-    subprocess.run(build, cwd=ROOT, env={"FENCED_REPOSITORY": HOME}, check=True, capture_output=True)
+    for project in (ROOT, ROOT / "testkit"):
+        subprocess.run(build, cwd=project, env={"FENCED_REPOSITORY": HOME}, check=True, capture_output=True)
     return folder
 
 
 def metadata_in(folder: Path) -> str:
-    (path,) = folder.glob("*.whl")
+    (path,) = folder.glob("fenced-*.whl")
     with zipfile.ZipFile(path) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
         return wheel.read(name).decode()
@@ -44,7 +45,7 @@ def test_the_package_is_whole_and_knows_its_home(built: Path) -> None:
 
 def test_the_check_finds_what_is_missing_and_what_is_too_much(built: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(built, tmp_path / "dist"))
-    (path,) = folder.glob("*.whl")
+    (path,) = folder.glob("fenced-*.whl")
     with zipfile.ZipFile(path) as whole:
         entries = {name: whole.read(name) for name in whole.namelist()}
     with zipfile.ZipFile(path, "w") as broken:
