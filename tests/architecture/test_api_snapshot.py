@@ -49,7 +49,7 @@ MODULES = (
     "fenced_testkit",
 )
 INTERNAL = set(
-    "__main__ cli client core drills guards leases net proxy runtime service stores values".split()
+    "__main__ cli client core drills guards http1 leases net proxy runtime service stores values".split()
 )
 """Modules at the top that a program does not import: what they offer is in the others."""
 NEED_A_PACKAGE = {

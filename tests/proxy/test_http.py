@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from fenced.cli.proxy import proxy as proxy_command
 from fenced.errors import Misconfigured, Misuse
+from fenced.http1.heads import request_head
 from fenced.proofs import HmacKey
 from fenced.proxy import admin
 from fenced.proxy.callers import CALLERS_MAX, Caller, CallerRecords
@@ -548,8 +549,9 @@ def test_tls_on_both_sides(tmp_path: Path, loop: Loop) -> None:
 def test_operators_port() -> None:
     async def story() -> None:
         async with proxied() as stage:
-            server = await admin.listen(stage.proxy, "127.0.0.1", 0)
-            operators = Stage(stage.proxy, stage.upstream, server.sockets[0].getsockname()[1], [])
+            server = admin.AdminPort(stage.proxy, "127.0.0.1", 0).server
+            (listening,) = await server.start()
+            operators = Stage(stage.proxy, stage.upstream, listening.getsockname()[1], [])
             assert (await stage.ask("PUT", "/orders/42", 1)).status == 200
             for host in ("127.0.0.1", "localhost:8933", "[::1]:8933"):
                 operators.host = host
@@ -557,9 +559,9 @@ def test_operators_port() -> None:
             assert (await (await operators.caller()).raw(b"GET /healthz HTTP/1.0\r\n\r\n")).endswith(
                 b"alive\n"
             )
-            by_name = b"GET /healthz HTTP/1.1\r\nHost: Operators.internal:8933\r\n\r\n"
-            for host, status in (("operators.internal", "200 OK"), ("others.internal", "403 Forbidden")):
-                assert (await admin._answer(stage.proxy, by_name, host))[0] == status
+            by_name = request_head(b"GET /healthz HTTP/1.1\r\nHost: Operators.internal:8933\r\n\r\n")
+            for host, status in (("operators.internal", 200), ("others.internal", 403)):
+                assert (await admin.answer(stage.proxy, by_name, host))[0] == status
             assert (await operators.ask("GET", "/readyz")).body == b"ready\n"
             metrics = (await operators.ask("GET", "/metrics")).body.decode()
             assert 'fenced_proxy_upstream_answers_total{class="2xx"} 1\n' in metrics
@@ -597,9 +599,9 @@ def test_operators_port() -> None:
             done = await operators.ask("POST", "/settle?name=orders%2F42", headers=by)
             assert done.body == b"orders/42: 0 settled\n"
             assert json.loads(stage.reports[0].removeprefix("audit "))["by"] == "eve"
-            server.close()
             for caller in operators.callers:
                 await caller.close()
+            await server.stop(0)
 
     run(story())
 
@@ -617,9 +619,8 @@ def test_who_writes_without_a_stamp_is_recorded() -> None:
             assert unstamped["agent"].startswith("legacy-cron/1.0") and len(unstamped["agent"]) == 200
             assert (unstamped["address"], unstamped["name"]) == ("127.0.0.1", "orders/2")
             assert (stale["kind"], stale["ruling"], stale["agent"]) == ("stale", "refuse", "")
-            assert (await admin._answer(stage.proxy, b"GET /records HTTP/1.0\r\n\r\n", ""))[1].count(
-                "\n"
-            ) == 2
+            records = request_head(b"GET /records HTTP/1.0\r\n\r\n")
+            assert (await admin.answer(stage.proxy, records, ""))[1].count("\n") == 2
 
     run(story())
 
@@ -652,7 +653,8 @@ def test_a_body_in_tiny_chunks_costs_little_memory_while_it_waits() -> None:
             newer.writer.write(b"0\r\n\r\n")
 
             def waiting() -> Any:
-                return next((f._exchange for f in stage.proxy.fronts if f._exchange and f._why_paused), None)
+                found: Any = [each for each in stage.proxy.server.connections if "gate" in each._why_paused]
+                return found[0]._exchange._take.__self__ if found else None
 
             await until(waiting)
             parts = waiting()._body

@@ -12,9 +12,10 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from fenced.http1.server import ListenOptions, listening
 from fenced.runtime import clocks
 from fenced.service.api import Api
-from fenced.service.server import LeaseServer, ListenOptions, listening
+from fenced.service.server import LeaseServer
 from fenced.stores.ledger.authority.authority import LedgerAuthority
 from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.stores.service.authority.authority import ServiceAuthority

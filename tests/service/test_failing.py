@@ -18,8 +18,9 @@ import httpx
 import pytest
 
 from fenced.drills.relay.ports import free_port
+from fenced.http1.server import ListenOptions, listening
 from fenced.service.api import Api
-from fenced.service.server import LeaseServer, ListenOptions, listening
+from fenced.service.server import LeaseServer
 from fenced.stores.ledger.authority.authority import LedgerAuthority
 from fenced.stores.ledger.authority.journal import FileJournal
 from fenced_testkit.servers import PostgresqlServer, ServiceServer

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from fenced.errors import Indeterminate, Unavailable
+from fenced.http1.server import ListenOptions
 from fenced.leases.rules import no_namespace
 from fenced.runtime.aio import AioRuntime
 from fenced.service.access import TokenFile
 from fenced.service.api import Api
 from fenced.service.bodies import BatchBody, BatchItem, ReleaseBody, RenewBody
 from fenced.service.limits import Limits, Rates
-from fenced.service.server import LeaseServer, ListenOptions
+from fenced.service.server import LeaseServer
 from fenced.service.work import ENDS, GroupedWork, Work, work_of
 from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.values.model import (

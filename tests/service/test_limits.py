@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from fenced.http1.server import GONE_SECONDS, ListenOptions, listening
 from fenced.runtime import clocks
 from fenced.service.access import TokenFile
 from fenced.service.api import Api
 from fenced.service.connections import BoundedConnection
 from fenced.service.limits import Limits, Rates, TokenLeases
 from fenced.service.replies import NotAdmitted
-from fenced.service.server import GONE_SECONDS, LeaseServer, ListenOptions, listening
+from fenced.service.server import LeaseServer
 from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.values.model import Kept, Release, Released, Renewal
 from tests.service.test_values import Program

@@ -12,7 +12,7 @@ import pytest
 
 import fenced
 from fenced.drills.relay.ports import free_port
-from fenced.service.server import ListenOptions, listening
+from fenced.http1.server import ListenOptions, listening
 from fenced_testkit.servers import ServiceServer
 
 pytestmark = pytest.mark.xdist_group("service")

@@ -8,7 +8,6 @@ import fenced
 from fenced import errors
 from fenced.http.receiving import Replayed
 from fenced.http.replies import KeptReply
-from fenced.proxy.messages import BadMessage
 from fenced.values.model import HeldBy, Holder, Stamp
 
 STAMP = Stamp("00000000000000aa", ("a",), 7, 1, "0" * 32)
@@ -18,7 +17,7 @@ FIELDS: dict[type[errors.FencedError], dict[str, object]] = {
     errors.NotEnoughTime: {"remaining": 0.5, "need": 2.0},
     errors.Refused: {"name": "a", "stamp": STAMP, "mark": 9, "holder": "1" * 32},
 }
-MADE = {Replayed: Replayed(KeptReply(200, (), b"ok")), BadMessage: BadMessage(400, "what happened")}
+MADE = {Replayed: Replayed(KeptReply(200, (), b"ok"))}
 """Errors with another constructor."""
 
 

@@ -20,7 +20,8 @@ import pytest
 
 from fenced.client import registry
 from fenced.errors import Indeterminate, Misconfigured, Unavailable
-from fenced.net import http1
+from fenced.http1.heads import BadMessage
+from fenced.http1.responses import ResponseReader
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.sockets import READ_BYTES
@@ -288,8 +289,8 @@ def test_heads_and_bodies_have_bounds() -> None:
     grpc.begin(b"", [b""])
     with pytest.raises(http2.MalformedFrame, match="bytes of messages"):
         grpc.receive(grpc_data(struct.pack(">BI", 0, 2**31)))
-    replies = http1.HttpReader("responses", body_max=10)
+    replies = ResponseReader(10)
     replies.expect("GET")
     replies.feed(b"HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n")
-    with pytest.raises(http1.MalformedHttp, match="more than 10 bytes"):
+    with pytest.raises(BadMessage, match="more than 10 bytes"):
         replies.next()

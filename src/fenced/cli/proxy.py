@@ -162,12 +162,14 @@ def proxy(
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         host, port = await running.start()
-        other = None if admin is None else await operators.listen(running, *admin)
+        other = None if admin is None else operators.AdminPort(running, *admin).server
+        if other is not None:
+            await other.start()
         complain(f"listening on {host}:{port}, in front of {options['upstream']}")
         await stop.wait()
         await running.stop()
         if other is not None:
-            other.close()
+            await other.stop(0)
 
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         runner.run(serve())

@@ -103,8 +103,8 @@ def serve(
       fenced run nightly-report --authority http://127.0.0.1:8700 -- ./report.sh
     """
     try:
+        from fenced.http1.server import ListenOptions
         from fenced.service.access import is_loopback
-        from fenced.service.server import ListenOptions
         from fenced.service.server import serve as serve_until_stopped
         from fenced.service.values import values_beside
     except ImportError as error:

@@ -2,70 +2,67 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 from datetime import UTC, datetime
+from functools import partial
 from ipaddress import ip_address
 from urllib.parse import parse_qs, urlsplit
 
-from fenced.errors import FencedError, Misconfigured, Misuse, shown
-from fenced.proxy.messages import BadMessage, PassedRequest, request_head
+from fenced.errors import FencedError, Misuse, shown
+from fenced.http1.connections import ServerExchange
+from fenced.http1.heads import BadMessage, RequestHead
+from fenced.http1.limits import HttpLimits
+from fenced.http1.server import HttpServer, ListenOptions
+from fenced.http1.writing import ServerReply
 from fenced.proxy.server import FencingProxy
 from fenced.values.model import check_name
 
 SETTLE = b"/settle"
-_SECONDS = 10.0
+LIMITS = HttpLimits(connections=100, request_time=10.0, body_time=10.0, idle_time=10.0)
+TEXT = (("content-type", "text/plain; charset=utf-8"),)
 
 
-async def listen(proxy: FencingProxy, host: str, port: int) -> asyncio.Server:
-    """Answer GET /healthz, /readyz, /metrics and /records and POST /settle, one request a connection."""
+class AdminPort:
+    """Answers GET /healthz, /readyz, /metrics and /records and POST /settle, one request a connection."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(TimeoutError, OSError, ValueError, asyncio.IncompleteReadError):
-            async with asyncio.timeout(_SECONDS):
-                data = await reader.readuntil(b"\r\n\r\n")
-                status, text = await _answer(proxy, data, host)
-                body = text.encode()
-                head = f"HTTP/1.1 {status}\r\ncontent-type: text/plain; charset=utf-8\r\n"
-                head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-                writer.write(head.encode() + (b"" if data.startswith(b"HEAD ") else body))
-                await writer.drain()
-        writer.close()
+    def __init__(self, proxy: FencingProxy, host: str, port: int) -> None:
+        self._proxy = proxy
+        self._host = host
+        self.server = HttpServer(self, ListenOptions((host, port)), LIMITS)
 
-    try:
-        return await asyncio.start_server(answer, host, port)
-    except OSError as error:
-        raise Misconfigured(f"cannot listen on {host}:{port}: {error}") from error
+    def begin(self, exchange: ServerExchange) -> None:
+        exchange.keep = False
+        self._proxy.spawn(partial(self._respond, exchange))
+
+    async def _respond(self, exchange: ServerExchange) -> None:
+        status, text = await answer(self._proxy, exchange.head, self._host)
+        exchange.reply(status, TEXT, text.encode())
+
+    def refusal(self, error: BadMessage) -> ServerReply:
+        return ServerReply(503 if error.status == 503 else 400, TEXT, f"{error}\n".encode())
 
 
-async def _answer(proxy: FencingProxy, data: bytes, host: str) -> tuple[str, str]:
-    try:
-        request = request_head(data)
-    except BadMessage as error:
-        return "400 Bad Request", f"{error}\n"
-    if request is None:
-        return "400 Bad Request", "not a request of HTTP/1.1\n"
+async def answer(proxy: FencingProxy, request: RequestHead, host: str) -> tuple[int, str]:
     if (why := _another_site(request, host)) is not None:
-        return "403 Forbidden", f"{why}\n"
+        return 403, f"{why}\n"
     path, _, query = request.target.partition(b"?")
     if path == SETTLE and request.method == b"POST":
         return await _settle(proxy, request, query)
     if path == SETTLE or request.method not in (b"GET", b"HEAD"):
-        return "405 Method Not Allowed", "GET or HEAD; POST /settle\n"
+        return 405, "GET or HEAD; POST /settle\n"
     if path == b"/healthz":
-        return "200 OK", "alive\n"
+        return 200, "alive\n"
     if path == b"/metrics":
-        return "200 OK", proxy.metrics()
+        return 200, proxy.metrics()
     if path == b"/records":
-        return "200 OK", "".join(proxy.callers.lines())
+        return 200, "".join(proxy.callers.lines())
     if path == b"/readyz":
         why = await proxy.ready()
-        return ("200 OK", "ready\n") if why is None else ("503 Service Unavailable", f"not ready: {why}\n")
-    return "404 Not Found", "GET /healthz, /readyz, /metrics or /records; POST /settle\n"
+        return (200, "ready\n") if why is None else (503, f"not ready: {why}\n")
+    return 404, "GET /healthz, /readyz, /metrics or /records; POST /settle\n"
 
 
-def _another_site(request: PassedRequest, host: str) -> str | None:
+def _another_site(request: RequestHead, host: str) -> str | None:
     """Why a request may come from a page of another site in an operator's browser; None if it does not.
 
     Such a page can make its own name lead to this port, so a name in Host must be one that the operator chose.
@@ -89,22 +86,22 @@ def _another_site(request: PassedRequest, host: str) -> str | None:
     return None
 
 
-async def _settle(proxy: FencingProxy, request: PassedRequest, query: bytes) -> tuple[str, str]:
+async def _settle(proxy: FencingProxy, request: RequestHead, query: bytes) -> tuple[int, str]:
     """What an operator knows: nothing of this name runs any more whose outcome was unknown."""
     # The header says who it was, and no page in an operator's browser can send it here.
     operators = [value for name, value in request.headers() if name == b"fenced-operator"]
     names = parse_qs(query.decode()).get("name", [])
     if len(operators) != 1 or not operators[0] or len(names) != 1:
         return (
-            "400 Bad Request",
+            400,
             "POST /settle?name=NAME, with a header Fenced-Operator that says who you are\n",
         )
     try:
         settled, left = await proxy.gate.settle(check_name(names[0]))
     except Misuse as error:
-        return "400 Bad Request", f"{error}\n"
+        return 400, f"{error}\n"
     except FencedError as error:
-        return "503 Service Unavailable", f"nothing was settled: {error}\n"
+        return 503, f"nothing was settled: {error}\n"
     at, by = datetime.now(UTC).isoformat(timespec="milliseconds"), operators[0].decode("latin-1")
     tokens = [permit.token for permit in settled]
     proxy.report(
@@ -113,4 +110,4 @@ async def _settle(proxy: FencingProxy, request: PassedRequest, query: bytes) -> 
     text = f"{names[0]}: {len(settled)} settled\n"
     if left:
         text += f"{len(left)} left, of proxies that may be alive; if one is dead, repeat this in 4 seconds\n"
-    return "200 OK", text
+    return 200, text

@@ -8,26 +8,25 @@ from typing import TYPE_CHECKING
 from fenced.errors import FencedError, InvariantBroken, MissingStamp, Refused, Unsupported
 from fenced.http.protocol import read_fence
 from fenced.http.receiving import proven
+from fenced.http1.bodies import LAST_CHUNK, Data, chunk
+from fenced.http1.connections import ServerExchange
+from fenced.http1.heads import CHUNKED, BadMessage
 from fenced.proofs import Proof
-from fenced.proxy.bodies import LAST_CHUNK, BadChunk, Chunks, Data, chunk
 from fenced.proxy.callers import Caller
-from fenced.proxy.messages import (
-    CHUNKED,
-    CONTINUE,
-    BadMessage,
+from fenced.proxy.names import NoName
+from fenced.proxy.passing import (
     OutcomeUnknown,
     PassedRequest,
     PassedResponse,
     UpstreamUnreachable,
-    answer,
-    problem_of,
+    passed,
+    reply_of,
 )
-from fenced.proxy.names import NoName
 from fenced.values.model import Stamp
 
 if TYPE_CHECKING:
-    from fenced.proxy.front import Front
     from fenced.proxy.gate import Line
+    from fenced.proxy.server import FencingProxy
     from fenced.proxy.upstream import UpstreamConnection
 
 BUFFERED_BYTES = 65_536
@@ -46,45 +45,62 @@ class Exchange:
 
     __slots__ = (
         "_body",
-        "_chunks",
         "_line",
+        "_passed",
         "_retried",
+        "_size",
         "_token",
         "chunks_back",
-        "done",
-        "front",
+        "client",
         "head",
-        "keep",
+        "proxy",
         "received_all",
         "responding",
         "sent_all",
-        "size",
         "upstream",
     )
 
-    def __init__(self, front: Front, head: PassedRequest) -> None:
-        self.front = front
-        self.head = head
-        self.keep = head.keep
-        """The client's connection is kept afterwards."""
+    def __init__(self, proxy: FencingProxy, client: ServerExchange) -> None:
+        self.proxy = proxy
+        self.client = client
+        self.head = client.head
+        self._passed: PassedRequest
         self.upstream: UpstreamConnection | None = None
-        self.received_all = not head.length
-        self.size = 0
-        self.sent_all = self.responding = self.done = self.chunks_back = self._retried = False
+        self._size = 0
+        """Of the body, as far as it has come."""
+        self.received_all = self.sent_all = self.responding = self.chunks_back = self._retried = False
         self._body: list[Data] = []
-        self._chunks = Chunks() if head.length == CHUNKED else None
         self._line: Line | None = None
+
+    def begin(self) -> None:
+        """Look at the head and at what has come of the body."""
+        head, most = self.head, self.proxy.options.body_bytes_max
+        try:
+            if head.note is None:
+                head.note = passed(head)
+            if 0 <= most < head.length:
+                raise BadMessage(413, "the body is too long")
+        except BadMessage as error:
+            self.refuse(error)
+            return
+        self._passed = head.note
+        self.client.on_gone = self._abandon
+        self.client.on_pressure = self._press
+        self.client.stream(self._receive)
+        if not self.client.done:
+            self._start()
+            self._flush()
 
     # The request
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Decide, and pass the request on: at once if nothing has to be awaited, else in a task."""
-        proxy, head = self.front.proxy, self.head
+        proxy, head = self.proxy, self._passed
         if head.safe and not head.fence:
             self._connect()
             return
         try:
-            name, keys = proxy.naming.name_of(head.target, head.passed_headers), proxy.options.keys
+            name, keys = proxy.naming.name_of(self.head.target, head.passed_headers), proxy.options.keys
             stamp = self._stamp() if keys else None
             if name is not None and (stamp is not None if keys else len(head.fence) == 1):
                 entered = proxy.gate.enter_by_text(name, head.fence[0])
@@ -106,7 +122,7 @@ class Exchange:
 
     def _stamp(self) -> Stamp | None:
         """The stamp of the request: proven, if this proxy has keys."""
-        fence, keys = read_fence(self.head.fence), self.front.proxy.options.keys
+        fence, keys = read_fence(self._passed.fence), self.proxy.options.keys
         if keys and fence is not None:
             return proven(fence, keys)
         if isinstance(fence, Proof):
@@ -114,7 +130,7 @@ class Exchange:
         return fence
 
     async def _enter(self, name: str, stamp: Stamp | None) -> None:
-        proxy = self.front.proxy
+        proxy = self.proxy
         try:
             if stamp is None:
                 await proxy.gate.unstamped(name)
@@ -140,42 +156,42 @@ class Exchange:
     def _hold(self, line: Line, token: int) -> None:
         """Newer tokens wait for this request from now on, unless it is a read: that changes nothing."""
         self._line, self._token = line, token
-        if self.head.safe:
+        if self._passed.safe:
             self._give_back()
 
     def is_overdue(self) -> bool:
         """Whether newer tokens have waited for this request for too long, however it trickles."""
-        proxy = self.front.proxy
+        proxy = self.proxy
         return self._line is not None and proxy.gate.overdue(self._line, self._token, proxy.options.overtime)
 
     def _caller(self) -> Caller:
         agents = [value for name, value in self.head.headers() if name == b"user-agent"]
-        return Caller.of(self.front.address, b", ".join(agents))
+        return Caller.of(self.client.peer or "", b", ".join(agents))
 
     def _connect(self) -> None:
         """Pass the request on over an idle connection, or over a new one."""
-        if self.done:  # the client has gone meanwhile, and nothing was sent
+        if self.client.done:  # the client has gone meanwhile, and nothing was sent
             self._give_back()
             return
-        connection = None if self._retried else self.front.proxy.pool.take()
+        connection = None if self._retried else self.proxy.pool.take()
         if connection is not None:
             self._pass_on(connection)
         else:
-            self.front.proxy.spawn(self._connect_anew)
+            self.proxy.spawn(self._connect_anew)
 
     async def _connect_anew(self) -> None:
         try:
-            connection = await self.front.proxy.pool.connect()
+            connection = await self.proxy.pool.connect()
         except OSError as error:
             self._give_back()
             why = str(error) or type(error).__name__
-            self.front.proxy.upstream_outages.failed(error)
+            self.proxy.upstream_outages.failed(error)
             self.refuse(
                 UpstreamUnreachable(f"the upstream cannot be reached, and nothing was sent to it: {why}")
             )
             return
-        self.front.proxy.upstream_outages.worked()
-        if self.done:
+        self.proxy.upstream_outages.worked()
+        if self.client.done:
             connection.close()
             self._give_back()
         else:
@@ -184,54 +200,47 @@ class Exchange:
     def _pass_on(self, connection: UpstreamConnection) -> None:
         self.upstream = connection
         connection.start(self)
-        if self.head.expects and not self._body:
-            self.front.write([CONTINUE])
-        self._body.insert(0, self.head.passed_on)
+        self.client.go_on()
+        self._body.insert(0, self._passed.passed_on)
         self._send()
-        self.front.resume("gate")
+        self.client.resume("gate")
 
-    def receive(self, data: Data) -> Data | None:
-        """A part of the body. Returns what follows the request, None if its body is not complete. Or BadMessage."""
-        rest: Data | None = None
-        if self._chunks is None:
-            left = self.head.length - self.size
-            self.size += len(data)
-            if len(data) >= left:
-                data, rest = data[:left], data[left:]
-                self.size = self.head.length
-            self._body.append(data)
-        else:
-            try:
-                pieces, rest = self._chunks.feed(data)
-            except BadChunk as error:
-                raise BadMessage(400, str(error)) from error
-            for piece in pieces:
-                self.size += len(piece)
+    def _receive(self, pieces: list[Data], received_all: bool) -> None:
+        """A part of the body."""
+        self.received_all = received_all
+        for piece in pieces:
+            self._size += len(piece)
+            if self.head.length == CHUNKED:
                 self._body += chunk(piece)
-            if 0 <= self.front.proxy.options.body_bytes_max < self.size:
-                raise BadMessage(413, "the body is too long")
-        self.received_all = rest is not None
-        return rest
+            else:
+                self._body.append(piece)
+        if 0 <= self.proxy.options.body_bytes_max < self._size:
+            if self.upstream is None:
+                self.refuse(BadMessage(413, "the body is too long"))
+            else:
+                self.client.abort()  # a part of it was passed on
+            return
+        self._flush()
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Send what has been received since the last time."""
         if self.upstream is not None:
             if self._body or (self.received_all and not self.sent_all):
                 self._send()
-        elif (self.size > BUFFERED_BYTES or len(self._body) > BUFFERED_PARTS) and not self.done:
-            self.front.pause("gate")
+        elif self._size > BUFFERED_BYTES or len(self._body) > BUFFERED_PARTS:
+            self.client.pause("gate")
 
     def _send(self) -> None:
         upstream = self.upstream
         assert upstream is not None
-        if self._line is not None and not self.front.proxy.gate.may_send(self._line, self._token):
+        if self._line is not None and not self.proxy.gate.may_send(self._line, self._token):
             # This proxy was stopped for so long that others may have let newer requests through.
             upstream.abort("this proxy was stopped, or could not reach its store, for too long")
             return
         parts, self._body = self._body, []
         if self.received_all and not self.sent_all:
             self.sent_all = True
-            if self._chunks is not None:
+            if self.head.length == CHUNKED:
                 parts.append(LAST_CHUNK)
         upstream.quiet = 0
         upstream.write(parts)
@@ -239,87 +248,83 @@ class Exchange:
     # The answer
 
     def pass_interim(self, head: PassedResponse) -> None:
-        if self.head.new and not self.done:
-            self.front.write([head.lines, b"\r\n"])
+        if self.head.new:
+            self.client.pass_back([head.lines, b"\r\n"])
 
-    def begin_answer(self, head: PassedResponse) -> bytes:
+    def begin_answer(self, length: int, status: int) -> bytes:
         """Count the answer. Returns the lines that its head gets in addition."""
         self.responding = True
-        proxy, added = self.front.proxy, b""
-        proxy.counts.answers[head.status // 100] += 1
-        if head.length < 0:
+        client, added = self.client, b""
+        self.proxy.counts.answers[status // 100] += 1
+        if length < 0:
             if self.head.new:
                 self.chunks_back = True
                 added = b"transfer-encoding: chunked\r\n"
             else:
-                self.keep = False
-        if not self.keep or proxy.stopping:
-            self.keep = False
-            added += b"connection: close\r\n"
-        elif not self.head.new:
-            added = b"connection: keep-alive\r\n"
-        return added
-
-    def pass_back(self, parts: list[Data]) -> None:
-        if not self.done:
-            self.front.write(parts)
+                client.keep = False
+        word = client.connection_word()
+        return added + b"connection: %b\r\n" % word.encode() if word else added
 
     def answered(self) -> None:
         """The upstream has answered everything."""
         self.upstream = None
-        if self._line is not None:
-            self.front.proxy.gate.answered(self._line, self._token)
-            self._line = None
-        if not self.done:
-            self.done = True
-            self.front.next(self)
+        self._give_back()
+        self.client.end()
 
     def broken(self, why: str) -> None:
         """The connection to the upstream has ended. What was sent may have been carried out."""
         connection, self.upstream = self.upstream, None
         assert connection is not None
-        if connection.used and self.head.safe and not self.responding and not self._retried and not self.size:
+        if (
+            connection.used
+            and self._passed.safe
+            and not self.responding
+            and not self._retried
+            and not self._size
+        ):
             self._retried = True  # a safe request may be repeated, and the upstream closes idle connections
             self.sent_all = False
             self._connect()
             return
-        proxy, held = self.front.proxy, ""
-        if self.head.safe:
+        proxy, held = self.proxy, ""
+        if self._passed.safe:
             self._give_back()  # it changes nothing, however long it runs
         elif self._line is not None:
             held = f"; newer holders wait for {proxy.options.settle:g} s"
             proxy.note_unknown(self._line.name, why)
             proxy.gate.doubt(self._line, self._token)
             self._line = None
-        if self.done:
-            return
         if self.responding:
-            self.front.abort()
-            return
-        self.refuse(OutcomeUnknown(f"the outcome of the request is unknown: {why}{held}"))
+            self.client.abort()
+        else:
+            self.refuse(OutcomeUnknown(f"the outcome of the request is unknown: {why}{held}"))
 
-    def refuse(self, error: FencedError) -> None:
+    def refuse(self, error: FencedError | BadMessage) -> None:
         """Answer without the upstream, or instead of it."""
-        if self.done:
-            return
-        found = problem_of(error)
-        self.front.proxy.counts.own[found.status] += 1
-        # A client that still sends its body is not read to the end.
-        self.keep = self.keep and self.received_all and not self.front.proxy.stopping
-        self.front.write([answer(found, keep=self.keep, to_head=self.head.method == b"HEAD")])
-        self.done = True
-        self.front.next(self)
+        if not self.client.done:
+            found = reply_of(error)
+            self.proxy.counts.own[found.status] += 1
+            if isinstance(error, BadMessage):
+                self.client.keep = False  # whatever follows it
+            self.client.reply(*found)
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """The client has gone. A request that was sent in whole is waited for: its order must be kept."""
-        self.done = True
         if self.upstream is not None:
             if self.sent_all:
                 self.upstream.let_go()
             else:
                 self.upstream.abort("the client has gone before the request was complete")
 
+    def _press(self, stuck: bool) -> None:
+        """The client does not take what was written, or does again."""
+        if self.upstream is not None:
+            if stuck:
+                self.upstream.hold_back()
+            else:
+                self.upstream.let_go()
+
     def _give_back(self) -> None:
         if self._line is not None:
-            self.front.proxy.gate.answered(self._line, self._token)
+            self.proxy.gate.answered(self._line, self._token)
             self._line = None

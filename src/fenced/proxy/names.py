@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from fenced.errors import Misuse, shown
-from fenced.proxy.messages import Headers, plain_name
+from fenced.http1.heads import Headers
+from fenced.proxy.passing import plain_name
 from fenced.values.model import check_name
 
 _FIELD = re.compile(r"\{(path|header|query)\.([A-Za-z0-9_-]+)\}")

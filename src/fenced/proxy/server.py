@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import ssl
@@ -15,20 +14,24 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from fenced.client import registry
-from fenced.errors import REFUSALS, FencedError, Misconfigured, Misuse, Refused, redacted, shown
+from fenced.errors import REFUSALS, FencedError, Misconfigured, Misuse, Refused, Unavailable, redacted, shown
+from fenced.http1.connections import ServerExchange
+from fenced.http1.heads import BadMessage
+from fenced.http1.limits import SWEEP_SECONDS, HttpLimits
+from fenced.http1.server import HttpServer, ListenOptions
+from fenced.http1.writing import ServerReply
 from fenced.net.problems import detail_of
 from fenced.proofs import VerifyingKey
 from fenced.proxy.callers import Caller, CallerRecords
-from fenced.proxy.front import Front
+from fenced.proxy.exchange import Exchange
 from fenced.proxy.gate import Gate
 from fenced.proxy.names import Naming
+from fenced.proxy.passing import reply_of
 from fenced.proxy.upstream import UpstreamPool
 from fenced.runtime.aio import AioRuntime
-from fenced.runtime.certificates import server_context, why_not_now
 from fenced.runtime.logs import LimitedLog, OutageLog
 
 log = logging.getLogger("fenced.proxy")
-SWEEP_SECONDS = 0.5
 IDLE_UPSTREAM_SECONDS = 1.0
 """How long a connection to the upstream is kept: upstreams close idle ones, and a request may cross that."""
 
@@ -73,7 +76,6 @@ class ProxyOptions:
 class Counts:
     """What has happened since the proxy was started."""
 
-    requests: int = 0
     answers: Counter[int] = field(default_factory=Counter)
     """Of the upstream, by the first digit of their status."""
     own: Counter[int] = field(default_factory=Counter)
@@ -101,8 +103,6 @@ class FencingProxy:
         self.store_outages = OutageLog(log, "the store of the marks")
         self.upstream_outages = OutageLog(log, "the upstream")
         self._refusals = LimitedLog(log)
-        self.fronts: set[Front] = set()
-        self.stopping = False
         self.runtime = AioRuntime()
         self.gate = Gate(
             registry.guard(options.store, self.runtime),
@@ -113,7 +113,32 @@ class FencingProxy:
         )
         self.pool = _pool(options)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listening: asyncio.Server | None = None
+        self.server = HttpServer(
+            self,
+            ListenOptions(options.listen, certificate=options.certificate),
+            HttpLimits(
+                options.connections_max,
+                head_bytes=options.head_bytes_max,
+                request_time=options.slow,
+                body_time=options.slow,
+                idle_time=options.idle,
+                half_open=True,
+            ),
+        )
+
+    @property
+    def stopping(self) -> bool:
+        return self.server.stopping
+
+    def begin(self, exchange: ServerExchange) -> None:
+        """A request of a client."""
+        Exchange(self, exchange).begin()
+
+    def refusal(self, error: BadMessage) -> ServerReply:
+        full = "this proxy has as many connections as it takes; try again later"
+        found = reply_of(Unavailable(full) if error.status == 503 else error)
+        self.counts.own[found.status] += 1
+        return found
 
     async def start(self) -> tuple[str, int]:
         """Open the store and listen; returns the address."""
@@ -122,33 +147,21 @@ class FencingProxy:
         await self.gate.open()
         if self.options.mode is not None:
             await self.gate.store.set_mode(self.options.mode)
-        host, port = self.options.listen
-        context = _server_context(self.options.certificate)
-        loop = asyncio.get_running_loop()
-        try:
-            self._listening = await loop.create_server(
-                lambda: Front(self), host, port, ssl=context, backlog=1024
-            )
-        except OSError as error:
-            raise Misconfigured(f"cannot listen on {host}:{port}: {error}") from error
+        if (why := self.server.why_not_now()) is not None:
+            log.warning("%s", why)
+        (listening,) = await self.server.start()
         self.spawn(self._sweeping)
-        found = self._listening.sockets[0].getsockname()
-        return found[0], found[1]
+        host, port = listening.getsockname()[:2]
+        return host, port
 
     async def _sweeping(self) -> None:
-        """One timer for everything: a timer for each request would cost more than the request."""
+        """One timer for all connections to the upstream, as the server has one for those of the clients."""
         options = self.options
-        limits = options.timeout, options.idle, options.slow, options.overtime
-        seconds = min(SWEEP_SECONDS, min(limits) / 4)
-        idle, slow, timeout, upstream_idle = (
-            math.ceil(limit / seconds)
-            for limit in (options.idle, options.slow, options.timeout, IDLE_UPSTREAM_SECONDS)
-        )
+        seconds = min(SWEEP_SECONDS, options.timeout / 4, options.overtime / 4)
+        timeout, idle = (math.ceil(limit / seconds) for limit in (options.timeout, IDLE_UPSTREAM_SECONDS))
         while True:
             await asyncio.sleep(seconds)
-            for front in list(self.fronts):
-                front.sweep(idle, slow)
-            self.pool.sweep(upstream_idle, timeout)
+            self.pool.sweep(idle, timeout)
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         task = asyncio.get_running_loop().create_task(work())
@@ -157,16 +170,7 @@ class FencingProxy:
 
     async def stop(self) -> None:
         """Accept nothing more, finish what is in flight, and give the permits back."""
-        self.stopping = True
-        if self._listening is not None:
-            self._listening.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.options.grace):
-                # Once in the life of a proxy, so it need not be notified.
-                while any(front.busy for front in self.fronts) or self.pool.busy:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-        for front in list(self.fronts):
-            front.abort()
+        await self.server.stop(self.options.grace, lambda: self.pool.busy)
         self.pool.close()
         await asyncio.sleep(0)
         await self.gate.close()
@@ -205,13 +209,13 @@ class FencingProxy:
         counts = self.counts
         return "".join(
             (
-                _metric("requests_total", "counter", {"": counts.requests}),
+                _metric("requests_total", "counter", {"": self.server.answered}),
                 _metric("upstream_answers_total", "counter", _by("class", counts.answers, "xx")),
                 _metric("own_answers_total", "counter", _by("status", counts.own)),
                 _metric("refused_total", "counter", _by("kind", counts.refused)),
                 _metric("unknown_total", "counter", {"": self.gate.unknown}),
                 _metric("waiting", "gauge", {"": self.gate.waiting}),
-                _metric("connections", "gauge", {"": len(self.fronts)}),
+                _metric("connections", "gauge", {"": len(self.server.connections)}),
                 _metric("upstream_connections", "gauge", {"": len(self.pool.open)}),
             )
         )
@@ -245,13 +249,3 @@ def _pool(options: ProxyOptions) -> UpstreamPool:
         raise Misconfigured(f"{options.upstream_ca}: {error}") from error
     context.set_alpn_protocols(["http/1.1"])
     return UpstreamPool(parts.hostname, port or 443, context, options.timeout)
-
-
-def _server_context(files: tuple[str, str] | None) -> ssl.SSLContext | None:
-    if files is None:
-        return None
-    context = server_context(*files)
-    if (why := why_not_now(context, files[0])) is not None:
-        log.warning("the certificate %s %s: clients refuse it", files[0], why)
-    context.set_alpn_protocols(["http/1.1"])
-    return context

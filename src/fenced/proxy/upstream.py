@@ -6,16 +6,10 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING
 
-from fenced.proxy.bodies import LAST_CHUNK, BadChunk, Chunks, Data, after, chunk
-from fenced.proxy.connections import ProxyConnection
-from fenced.proxy.messages import (
-    CHUNKED,
-    HEAD_END,
-    UNTIL_CLOSE,
-    BadAnswer,
-    PassedResponse,
-    response_head,
-)
+from fenced.http1.bodies import LAST_CHUNK, Body, Data, after, body_of, chunk
+from fenced.http1.connections import DirectConnection
+from fenced.http1.heads import HEAD_END, UNTIL_CLOSE, BadMessage, ResponseHead, response_head
+from fenced.proxy.passing import PassedResponse, passed_back
 
 if TYPE_CHECKING:
     from fenced.proxy.exchange import Exchange
@@ -25,7 +19,7 @@ HEAD_BYTES_MAX = 65_536
 CLOSED = "the upstream closed the connection"
 
 
-class UpstreamConnection(ProxyConnection):
+class UpstreamConnection(DirectConnection):
     """One connection to the upstream. Its exchange is notified of what comes; None while it is idle."""
 
     def __init__(self, pool: UpstreamPool) -> None:
@@ -36,13 +30,11 @@ class UpstreamConnection(ProxyConnection):
         self.used = False
         """It has answered before, so the upstream may have closed it just now."""
         self._pool = pool
-        self._head: PassedResponse | None = None
+        self._head: ResponseHead | None = None
         """Of the answer, once it has come."""
         self._held = b""
         """A part of a head."""
-        self._left = 0
-        """What is to come of a body with a length."""
-        self._chunks: Chunks | None = None
+        self._body: Body
         self._keep = False
         self._paused = False
 
@@ -66,7 +58,7 @@ class UpstreamConnection(ProxyConnection):
                 self._read_head(exchange, data)
             else:
                 self._read_body(exchange, data, [])
-        except (BadAnswer, BadChunk):
+        except BadMessage:
             self._fail("the upstream's answer is not HTTP")
 
     def _read_head(self, exchange: Exchange, data: bytes) -> None:
@@ -75,41 +67,33 @@ class UpstreamConnection(ProxyConnection):
         to_head = exchange.head.method == b"HEAD"
         at = 0
         while head := response_head(data, at, to_head=to_head):
-            at += head.size
+            at += len(head.text)
             if head.status >= 200:
-                self._answer(exchange, head, data, at)
+                self._answer(exchange, passed_back(head), data, at)
                 return
             if head.status == 101:
-                raise BadAnswer("an upgrade that nobody has asked for")
+                raise BadMessage(502, "an upgrade that nobody has asked for")
             if head.status != 100:
-                exchange.pass_interim(head)
+                exchange.pass_interim(passed_back(head))
         self._held = data[at:]
         if HEAD_END in self._held or len(self._held) > HEAD_BYTES_MAX:
-            raise BadAnswer("not an answer of HTTP/1.1")
+            raise BadMessage(502, "not an answer of HTTP/1.1")
 
-    def _answer(self, exchange: Exchange, head: PassedResponse, data: bytes, at: int) -> None:
+    def _answer(self, exchange: Exchange, found: PassedResponse, data: bytes, at: int) -> None:
         """The head has come, and ends at `at`."""
-        self._head, self._keep, self._left = head, head.keep, head.length
-        added = exchange.begin_answer(head)
-        if head.same and not added and len(data) == head.size + head.length:
-            exchange.pass_back([data])
+        head = self._head = found.head
+        self._keep = head.keep
+        added = exchange.begin_answer(head.length, head.status)
+        if found.same and not added and len(data) == len(head.text) + head.length:
+            exchange.client.pass_back([data])
             self._finish(exchange)
             return
-        self._chunks = Chunks() if head.length == CHUNKED else None
-        self._read_body(exchange, after(data, at), [head.lines, added, b"\r\n"])
+        self._body = body_of(head.length)
+        self._read_body(exchange, after(data, at), [found.lines, added, b"\r\n"])
 
     def _read_body(self, exchange: Exchange, data: Data, out: list[Data]) -> None:
         """Pass on what has come of the body, in one write with what is in `out`."""
-        rest: Data | None = None
-        if self._chunks is not None:
-            pieces, rest = self._chunks.feed(data)
-        elif self._left >= 0:
-            pieces = [data]
-            if len(data) >= self._left:
-                pieces, rest = [data[: self._left]], data[self._left :]
-            self._left -= len(pieces[0])
-        else:
-            pieces = [data]
+        pieces, rest = self._body.feed(data)
         if exchange.chunks_back:
             for piece in pieces:
                 if piece:
@@ -118,7 +102,7 @@ class UpstreamConnection(ProxyConnection):
                 out.append(LAST_CHUNK)
         else:
             out += pieces
-        exchange.pass_back(out)
+        exchange.client.pass_back(out)
         if rest is not None:
             if rest:
                 self._keep = False  # nobody has asked for more
@@ -155,7 +139,7 @@ class UpstreamConnection(ProxyConnection):
             return
         if error is None and self._head is not None and self._head.length == UNTIL_CLOSE:
             if exchange.chunks_back:
-                exchange.pass_back([LAST_CHUNK])
+                exchange.client.pass_back([LAST_CHUNK])
             exchange.answered()
         else:
             exchange.broken(CLOSED)
@@ -164,11 +148,11 @@ class UpstreamConnection(ProxyConnection):
 
     def pause_writing(self) -> None:
         if self.exchange is not None:
-            self.exchange.front.pause("upstream")
+            self.exchange.client.pause("upstream")
 
     def resume_writing(self) -> None:
         if self.exchange is not None:
-            self.exchange.front.resume("upstream")
+            self.exchange.client.resume("upstream")
 
     def hold_back(self) -> None:
         """Read nothing while the client does not take what was read."""

@@ -12,17 +12,16 @@ import resource
 import signal
 import socket
 import ssl
-import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import uvicorn
 
 from fenced.errors import FencedError, Misconfigured
+from fenced.http1.server import ListenOptions, listening
 from fenced.net.filesystem import FileInUse
 from fenced.runtime.certificates import load_chain, server_context, why_not_now
 from fenced.service.access import TokenFile, is_loopback
@@ -39,29 +38,10 @@ COLLECT_AFTER = 50_000
 """How many more objects than before there are when the collector runs."""
 STANDBY_SECONDS = 0.1
 """How often a standby tries to open the file."""
-GONE_SECONDS = 30
-"""After how long a peer that acknowledges nothing is taken for gone."""
 DESCRIPTORS_KEPT = 600
 """For the store, and for connections that are only told that there are too many."""
-SOCKET_MODE = 0o600
-BACKLOG = 2048
 
 log = logging.getLogger("fenced.service")
-
-
-@dataclass(frozen=True)
-class ListenOptions:
-    """Where an instance listens."""
-
-    address: tuple[str, int] | None = None
-    socket: str | None = None
-    """The path of a Unix socket; the owner of its file may connect."""
-    certificate: tuple[str, str] | None = None
-    """The files of a chain of certificates and of its key, for TLS on the address."""
-    client_ca: str | None = None
-    """Only clients with a certificate of this CA may connect to the address."""
-    any_host: bool = False
-    """Answer requests for any host, also where only loopback and no credential protects the leases."""
 
 
 class LeaseServer(uvicorn.Server):
@@ -288,54 +268,3 @@ def _shown(options: ListenOptions, sockets: list[socket.socket]) -> list[str]:
     if options.socket is not None:
         shown.append(f"fenced+unix://{os.path.abspath(options.socket)}")
     return shown
-
-
-def listening(options: ListenOptions) -> list[socket.socket]:
-    """The sockets of these options: the kernel accepts connections from now on. Misconfigured if it cannot."""
-    made: list[socket.socket] = []
-    try:
-        if options.address is not None:
-            host, port = options.address
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            made.append(socket.socket(family, socket.SOCK_STREAM))
-            made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            _notice_gone_peers(made[-1])
-            made[-1].bind((host, port))
-        if options.socket is not None:
-            _remove_stale(options.socket)
-            made.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            made[-1].bind(options.socket)
-            os.chmod(options.socket, SOCKET_MODE)
-        for each in made:
-            each.listen(BACKLOG)
-    except OSError as error:
-        for each in made:
-            each.close()
-        where = options.socket if made and made[-1].family == socket.AF_UNIX else _address_of(options)
-        raise Misconfigured(f"cannot listen on {where}: {error.strerror or error}") from error
-    return made
-
-
-def _address_of(options: ListenOptions) -> str:
-    host, port = options.address or ("", 0)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _notice_gone_peers(listener: socket.socket) -> None:
-    """End connections whose peer has vanished without a word. The accepted sockets inherit these options."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, GONE_SECONDS)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, GONE_SECONDS // 3)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_SECONDS * 1000)
-
-
-def _remove_stale(path: str) -> None:
-    """Remove the socket file of an instance that has ended. One that still listens keeps it: binding then fails."""
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(os.stat(path).st_mode):
-            return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            try:
-                probe.connect(path)
-            except ConnectionRefusedError:
-                os.unlink(path)

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fenced.errors import FencedError, Indeterminate, InvariantBroken, Unavailable
-from fenced.net import http1
+from fenced.http1.bodies import LAST_CHUNK, body_of, chunk
+from fenced.http1.heads import HEAD_END, RequestHead, request_head
+from fenced.http1.writing import reply_head
 from fenced.net.problems import problem
 from fenced.service import answers
 from fenced.service.bodies import AskBody, ReleaseBody, RenewBody, Turn, WithdrawBody
@@ -51,7 +53,13 @@ BODIES: dict[str, Any] = {
     "/v1/leases/withdraw": WithdrawBody,
 }
 JSON = [("content-type", "application/json")]
-GATEWAY = http1.response(502, "Bad Gateway", [("content-type", "text/html")], b"<h1>502 Bad Gateway</h1>")
+
+
+def written(status: int, headers: Sequence[tuple[str, str]], body: bytes) -> bytes:
+    return reply_head(status, tuple(headers), b"content-length: %d\r\n\r\n" % len(body)) + body
+
+
+GATEWAY = written(502, [("content-type", "text/html")], b"<h1>502 Bad Gateway</h1>")
 
 
 class HeldReply:
@@ -65,7 +73,7 @@ class HeldReply:
         if not self._over:
             self._over = True
             line = msgspec.json.encode(Turn(turn)) + b"\n"
-            self._connection.send(http1.chunk(line) + http1.LAST_CHUNK)
+            self._connection.send(b"".join((*chunk(line), LAST_CHUNK)))
 
 
 class ServiceInstance:
@@ -79,8 +87,7 @@ class ServiceInstance:
 
     def _start(self) -> None:
         self.process = Process(self.world, self.name)
-        self._readers: dict[SimulatedConnection, http1.HttpReader] = {}
-        self._heads: dict[SimulatedConnection, tuple[http1.RequestHead, bytes]] = {}
+        self._unread: dict[SimulatedConnection, bytes] = {}
         self._held: dict[str, list[HeldReply]] = {}
         self.backend.site.streams.listen(self.process, (self.name, PORT), self)
 
@@ -99,25 +106,23 @@ class ServiceInstance:
     # Connections.
 
     def on_open(self, connection: SimulatedConnection) -> None:
-        self._readers[connection] = http1.HttpReader("requests")
+        self._unread[connection] = b""
 
     def on_close(self, connection: SimulatedConnection) -> None:
-        self._readers.pop(connection, None)
-        self._heads.pop(connection, None)
+        self._unread.pop(connection, None)
 
     def on_bytes(self, connection: SimulatedConnection, data: bytes) -> None:
-        reader = self._readers[connection]
-        reader.feed(data)
-        while (event := reader.next()) is not None:
-            if isinstance(event, http1.RequestHead):
-                self._heads[connection] = (event, b"")
-            elif isinstance(event, bytes):
-                head, body = self._heads[connection]
-                self._heads[connection] = (head, body + event)
-            else:
-                self._pass_gateway(connection, *self._heads.pop(connection))
+        data = self._unread[connection] + data
+        while (end := data.find(HEAD_END) + 4) > 3:
+            head = request_head(data[:end])
+            pieces, rest = body_of(head.length).feed(data[end:])
+            if rest is None:
+                break
+            self._pass_gateway(connection, head, b"".join(pieces))
+            data = bytes(rest)
+        self._unread[connection] = data
 
-    def _pass_gateway(self, connection: SimulatedConnection, head: http1.RequestHead, body: bytes) -> None:
+    def _pass_gateway(self, connection: SimulatedConnection, head: RequestHead, body: bytes) -> None:
         """The gateway of this instance passes a request on, or answers by itself."""
         if not self.backend.gateway_fails:
             self._carry_out(connection, head, body)
@@ -133,14 +138,12 @@ class ServiceInstance:
 
     # Requests.
 
-    def _carry_out(
-        self, connection: SimulatedConnection | None, head: http1.RequestHead, body: bytes
-    ) -> None:
+    def _carry_out(self, connection: SimulatedConnection | None, head: RequestHead, body: bytes) -> None:
         """Ask the store, and reply when it has answered. `connection`: None if nobody waits for the reply."""
-        path = head.target.partition("?")[0]
+        path = head.target.partition(b"?")[0].decode()
         if path in BODIES:
             work = work_of(msgspec.json.decode(body, type=BODIES[path]), self._secret)
-            waits = "prefer" in dict(head.headers)
+            waits = b"prefer" in dict(head.headers())
 
             def decide() -> None:
                 try:
@@ -160,7 +163,7 @@ class ServiceInstance:
         else:
             standing = Standing(REALM, self.backend.store.rows.token)
             view = answers.standing_body("default", self.backend.leases, standing)
-            self._reply(connection, http1.response(200, "OK", JSON, msgspec.json.encode(view)))
+            self._reply(connection, written(200, JSON, msgspec.json.encode(view)))
 
     def _answer(
         self, connection: SimulatedConnection | None, answer: Any, held: BatchOperation | None, result: Any
@@ -168,11 +171,12 @@ class ServiceInstance:
         outcome, data = answers.SENT.get(type(answer), answers.SENT_OTHER), msgspec.json.encode(answer)
         status = outcome.status
         if held is None or connection is None:
-            self._reply(connection, http1.response(status, "Status", JSON, data))
+            self._reply(connection, written(status, JSON, data))
             return
         assert isinstance(held, Ask)
-        lines = [("content-type", LINES_MEDIA_TYPE)]
-        self._reply(connection, http1.chunked_response(status, "Status", lines) + http1.chunk(data + b"\n"))
+        lines = (("content-type", LINES_MEDIA_TYPE),)
+        head = reply_head(status, lines, b"transfer-encoding: chunked\r\n\r\n")
+        self._reply(connection, b"".join((head, *chunk(data + b"\n"))))
         reply = HeldReply(connection)
         self._held.setdefault(grant_id(held.secret), []).append(reply)
         seconds = min(HELD_SECONDS, result.check_in)
@@ -191,7 +195,7 @@ class ServiceInstance:
     def _problem(self, error: FencedError) -> bytes:
         found = problem(error)
         headers = [(name.lower(), value) for name, value in found.headers if name != "Content-Length"]
-        return http1.response(found.status, "Problem", headers, found.body)
+        return written(found.status, headers, found.body)
 
     def _secret(self) -> str:
         return f"{self.world.rng.getrandbits(128):032x}"

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fenced.errors import FencedError, Misconfigured, Unavailable
-from fenced.net import http1
+from fenced.http1.heads import BadMessage, ResponseHead
+from fenced.http1.responses import EndOfResponse, Event, ResponseReader
+from fenced.http1.writing import request as written_request
 from fenced.net.pool import ConnectionBroken
 from fenced.net.tls import tls_refused
 from fenced.runtime.sockets import CLOSED, NOT_NOW, READ_BYTES
@@ -84,7 +86,7 @@ class HttpWire:
         self._route = route
         self._runtime = runtime
         self._stream: ByteStream | None = None
-        self._reader = http1.HttpReader("responses")
+        self._reader = ResponseReader(REPLY_BYTES_MAX)
         self._endpoint: Endpoint = ""
         self._answered = False
         """Whether the server has answered on this connection."""
@@ -96,7 +98,7 @@ class HttpWire:
         self._headers = self._credentials()
         link, self._endpoint, host = await self._route.connect(until)
         self._headers.append(("host", host))
-        self._reader = http1.HttpReader("responses", body_max=REPLY_BYTES_MAX)
+        self._reader = ResponseReader(REPLY_BYTES_MAX)
         self._stream = stream = self._runtime.stream(link)
         self._answered = False
         return stream
@@ -137,7 +139,7 @@ class HttpWire:
             headers.append(("content-type", "application/json"))
         if held:
             headers = [*headers, ("accept", LINES_MEDIA_TYPE), ("prefer", f"wait={held:g}")]
-        request = http1.request(method, self._address.base + target, headers, body)
+        request = written_request(method, self._address.base + target, headers, body)
         try:
             self._reader.expect(method)
             await stream.send(request, until)
@@ -155,29 +157,31 @@ class HttpWire:
     async def _response(self, stream: ByteStream, until: float, held: float) -> HttpReply:
         head = await self._event(stream, until)
         for _ in range(INTERIM_MAX + 1):
-            if not isinstance(head, http1.ResponseHead) or head.status >= 200:
+            if not isinstance(head, ResponseHead) or head.status >= 200:
                 break
             head = await self._event(stream, until)
         else:
-            raise http1.MalformedHttp(f"more than {INTERIM_MAX} interim answers")
-        if not isinstance(head, http1.ResponseHead):
-            raise http1.MalformedHttp("a body without a head")
+            raise BadMessage(502, f"more than {INTERIM_MAX} interim answers")
+        if not isinstance(head, ResponseHead):
+            raise BadMessage(502, "a body without a head")
         self._answered = True
-        headers = dict(reversed(head.headers))
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(head.headers())
+        }
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         body = bytearray()
-        while not isinstance(event := await self._event(stream, until), http1.EndOfMessage):
+        while not isinstance(event := await self._event(stream, until), EndOfResponse):
             assert isinstance(event, bytes)
             body += event
             if media_type == LINES_MEDIA_TYPE and b"\n" in body:
                 line, _, rest = bytes(body).partition(b"\n")
-                parked = self._park(stream, rest, held, keeps=head.keep_alive)
+                parked = self._park(stream, rest, held, keeps=head.keep)
                 return HttpReply(head.status, media_type, line, parked)
-        if not head.keep_alive:
+        if not head.keep:
             self.close()
         return HttpReply(head.status, media_type, bytes(body), etag=headers.get("etag", ""))
 
-    async def _event(self, stream: ByteStream, until: float) -> http1.Event:
+    async def _event(self, stream: ByteStream, until: float) -> Event:
         while (event := self._reader.next()) is None:
             self._reader.feed(await stream.receive(until))
         return event
@@ -259,7 +263,7 @@ class Parked(HttpWire):
     def _complete(self) -> bool:
         """Whether the response has ended, as far as it was read."""
         while (event := self._reader.next()) is not None:
-            if isinstance(event, http1.EndOfMessage):
+            if isinstance(event, EndOfResponse):
                 return True
             assert isinstance(event, bytes)
             self._rest += event
@@ -267,7 +271,7 @@ class Parked(HttpWire):
 
     def resume(self) -> bool:
         """Take requests again, once it is over. False: the connection is of no use; the instance may be stopping."""
-        if self._broken or not self._keeps or not self._reader.between_messages or not self._is_turn():
+        if self._broken or not self._keeps or not self._reader.is_between or not self._is_turn():
             return False
         self._stream = self._runtime.stream(self.link)
         return True
