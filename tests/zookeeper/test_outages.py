@@ -12,15 +12,17 @@ from fenced.drills.relay import Fault, Proxy
 from fenced.errors import Indeterminate, Unavailable
 from fenced.net.pool import ConnectionBroken
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
 from fenced.stores.zookeeper.wire import jute
 from fenced.stores.zookeeper.wire.connection import Hub, ZooKeeperWire
 from fenced.testing import Check, run
 from fenced.testing.kit import asking, granted
 from fenced.values.contracts import Colour, Readable, Runtime, SocketLike
-from fenced.values.model import Busy, Ended, Kept
-from fenced_testkit import OutageHarness
+from fenced.values.model import Ask, AskAnswer, Busy, Ended, Kept
+from fenced_testkit import OUTAGE_CHECKS, OutageHarness
 from fenced_testkit.servers import ZooKeeperServer
 from tests.outage_harness import ProxiedHarness, every_outage, own_server
+from tests.planted.test_kits_catch import is_caught
 from tests.shifted import Shifted
 from tests.zookeeper.acting import WORDS, opened
 
@@ -36,6 +38,25 @@ class Harness(ProxiedHarness):
 @every_outage
 def test_outages(check: Check[OutageHarness], colour: Colour, server: ZooKeeperServer) -> None:
     run(check, lambda runtime: Harness(runtime, server), colour)
+
+
+def test_an_ask_that_forgets_what_it_has_written_is_caught(
+    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ask that has made its places is answered by the error of its next request, which could not be sent."""
+    real = ZooKeeperAuthority.ask
+
+    async def forgetful(self: ZooKeeperAuthority, ask: Ask, until: float | None = None) -> AskAnswer:
+        try:
+            return await real(self, ask, until)
+        except Indeterminate as error:
+            raise error.__cause__ if isinstance(error.__cause__, Unavailable) else error from None
+
+    monkeypatch.setattr(ZooKeeperAuthority, "ask", forgetful)
+    (check,) = (
+        check for check in OUTAGE_CHECKS if check.name == "an_ask_that_has_written_is_not_answered_no"
+    )
+    assert is_caught(check, lambda runtime: Harness(runtime, server))
 
 
 def test_an_unknown_ask_that_nobody_withdraws_lapses(server: ZooKeeperServer) -> None:

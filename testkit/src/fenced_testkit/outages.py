@@ -20,7 +20,19 @@ from fenced.errors import FencedError, Indeterminate, LeaseLost, NotGranted, Una
 from fenced.testing.kit import Checks, asking, ensure, granted, lease_engine, raises, until
 from fenced.values import timing
 from fenced.values.contracts import Authority, Runtime
-from fenced.values.model import Ask, AskAnswer, Ended, Gone, Kept, Released, Unknown, Waiting, grant_id
+from fenced.values.model import (
+    Ask,
+    AskAnswer,
+    Ended,
+    Gone,
+    Holder,
+    Kept,
+    NameView,
+    Released,
+    Unknown,
+    Waiting,
+    grant_id,
+)
 from fenced_testkit.servers import Server
 
 CUTS = (Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.LOSE_REPLY)
@@ -226,6 +238,54 @@ async def a_later_no_does_not_undo_a_doubt(h: OutageHarness) -> None:
     await _holds(onlooker, ask)
     h.proxy.heal()
     ensure(await a.withdraw(ask.secret) == Released(), "it can be given back")
+
+
+@check()
+async def an_ask_that_has_written_is_not_answered_no(h: OutageHarness) -> None:
+    """The connection ends with the reply to what an ask has written, and there is no other: not Unavailable."""
+    a, b = await h.authority(), await h.direct()
+    await _warm(h, a)
+    await granted(b, asking(h.runtime, "held"))
+    listening = [True]
+
+    async def listen() -> None:  # as clients do while they ask: so that the end is noticed at once
+        while listening:
+            try:
+                await a.next_wakeups(h.runtime.now() + 0.1)
+            except FencedError:
+                await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.01)
+
+    task = h.runtime.spawn(listen, "listens")
+    try:
+        for ask in (
+            asking(h.runtime, "free", lock_delay=1.0),
+            asking(h.runtime, "held", wait=True),
+            asking(h.runtime, "held", "other", wait=True),
+        ):
+            h.proxy.refuse()  # new connections only
+            trigger = h.proxy.on(ask.holder.label.encode(), Fault.CUT_AFTER_REPLY)
+            with contextlib.suppress(Indeterminate):
+                await _is_gone_if_unavailable(a.ask(ask), ask, b)
+            trigger.wait()
+            h.proxy.heal()
+            ensure(await a.withdraw(ask.secret) == Released(), "it can be given back")
+    finally:
+        listening.clear()
+        await task.join()
+
+
+async def _is_gone_if_unavailable(answer: Awaitable[AskAnswer], ask: Ask, onlooker: Authority) -> None:
+    try:
+        await answer
+    except Unavailable as error:
+        views = [await onlooker.observe(name) for name in ask.names]
+        ours = [view for view in views if ask.holder in _holders(view)]
+        ensure(not ours, f"{error}, but it is there: {ours}")
+
+
+def _holders(view: NameView) -> list[Holder]:
+    """Those who hold a name, or wait for it."""
+    return [each.holder for each in view.waiters] + ([view.held_by.holder] if view.held_by else [])
 
 
 @check()

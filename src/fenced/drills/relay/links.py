@@ -262,6 +262,11 @@ class Link:
             self.down.put(data)
         elif trigger.fault is Fault.SWALLOW_REPLY:
             self.down.dead = True
+        elif trigger.fault is Fault.CUT_AFTER_REPLY:
+            # Corked, the last bytes and the end are one segment: the client cannot send between them.
+            self.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+            self.down.put(data)
+            self.close()
         else:
             self._drop_client()
             self.up.put(_END)  # the server finishes the request, and then sees the end

@@ -16,6 +16,7 @@ class Fault(enum.Enum):
 
     CUT_BEFORE = "the request never reaches the server; the connection is reset"
     LOSE_REPLY = "the server does what it was asked; its reply is swallowed, and the connection is reset"
+    CUT_AFTER_REPLY = "the server does what it was asked, and replies; the connection ends with that reply"
     CUT_AFTER = "the request goes to the server; the client is reset at once"
     SWALLOW = "the request never reaches the server; the connection stays open and silent"
     SWALLOW_REPLY = "the server does what it was asked; the connection stays open and silent"
@@ -26,7 +27,13 @@ class Fault(enum.Enum):
     )
 
 
-AT_THE_REPLY = (Fault.LOSE_REPLY, Fault.SWALLOW_REPLY, Fault.HOLD_REPLY, Fault.CUT_AND_HOLD)
+AT_THE_REPLY = (
+    Fault.LOSE_REPLY,
+    Fault.CUT_AFTER_REPLY,
+    Fault.SWALLOW_REPLY,
+    Fault.HOLD_REPLY,
+    Fault.CUT_AND_HOLD,
+)
 
 
 class Trigger:
