@@ -24,7 +24,8 @@ LITE, SERVER = Guard(table="orders", name="lite/{id}"), Guard(table="orders", na
 # Dies by SIGKILL after some steps: when it is about to choose the next one.
 KILLED = """
 import itertools, os, signal, sys
-from fenced import cli, moving
+from fenced import cli
+from fenced.client import moving
 choose, steps, asked = moving.next_step, int(sys.argv[1]), itertools.count()
 def next_step(*seen):
     if next(asked) == steps:

@@ -29,7 +29,7 @@ class Traveller:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.user, self.python = _user_and_python()
-        self._wheel: Path | None = None
+        self._wheels: dict[str, Path] = {}
         self._environments: dict[str, Path] = {}
         assert WHEELS.is_dir(), "`make test` downloads the wheels"
         home.chmod(0o755)
@@ -53,14 +53,22 @@ class Traveller:
         for path in (clone, *clone.rglob("*")):
             self._give(path)
 
-    def wheel(self) -> Path:
-        """The package, built once."""
-        if self._wheel is None:
+    def wheel(self, project: str) -> Path:
+        """The wheel of a project of this repository, built once."""
+        if project not in self._wheels:
             target = self.folder()
             build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
-            subprocess.run([*build, target], cwd=ROOT, check=True, capture_output=True)
-            (self._wheel,) = target.glob("*.whl")
-        return self._wheel
+            subprocess.run([*build, target], cwd=ROOT / project, check=True, capture_output=True)
+            (self._wheels[project],) = target.glob("*.whl")
+        return self._wheels[project]
+
+    def _wanted(self, word: str) -> str:
+        """A word of a `pip install` line, with the wheel that its folder builds."""
+        if word == "./fenced/testkit":
+            return f"fenced-testkit @ {self.wheel('testkit').as_uri()}"
+        if word.startswith("./fenced"):
+            return f"{word.removeprefix('./')} @ {self.wheel('.').as_uri()}"
+        return word
 
     def environment(self, packages: str) -> Path:
         """An environment with what `pip install PACKAGES` would install: the clone's wheel for `./fenced`."""
@@ -68,12 +76,7 @@ class Traveller:
             found = self._environments[packages] = self.folder() / "venv"
             offline = ("--quiet", "--offline", "--no-config", "--cache-dir", str(self.home / "uv"))
             subprocess.run([UV, "venv", *offline, "--python", self.python, found], check=True)
-            wanted = [
-                f"{word.removeprefix('./')} @ {self.wheel().as_uri()}"
-                if word.startswith("./fenced")
-                else word
-                for word in shlex.split(packages)
-            ]
+            wanted = [self._wanted(word) for word in shlex.split(packages)]
             install = [UV, "pip", "install", *offline, "--no-index", "--find-links", str(WHEELS)]
             subprocess.run([*install, "--python", found / "bin/python", *wanted], check=True)
             for folder, _, _ in os.walk(found):
