@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+RECORDS = ROOT / "docs" / "decisions"
 sys.path.insert(0, str(ROOT))  # docs/testing.md lists the planted bugs, which are with the tests
 
 import fenced_testkit  # noqa: E402
@@ -217,7 +218,23 @@ API = (
     "fenced.Values",
 )
 
+# Records.
+
+RECORD = re.compile(r"# (\d{4}) (.+)\n\nStatus: (.+)\n")
+"""How a record begins: its number and title, and whether it holds."""
+
+
+def record_table() -> str:
+    """What was decided, and what still holds; one line for each record."""
+    found = [(path, RECORD.match(path.read_text())) for path in sorted(RECORDS.glob("[0-9]*.md"))]
+    return table(
+        ("record", "what was decided", "status"),
+        [(f"[{said[1]}]({path.name})", said[2], said[3]) for path, said in found if said],
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "records": record_table,
     **{f"api {path}": partial(api_table, path) for path in API},
     "tree": tree,
     "errors": error_table,

@@ -68,8 +68,8 @@ def _changed(path: Path) -> str:
     text = API_TABLE.sub(_from_docstrings, text)
     if path == DOCS / "index.md":
         return text + "".join(_navigation(text))
-    if path == DOCS / "decisions" / "index.md":
-        return text + _contents("", sorted(page.name for page in path.parent.glob("[0-9]*.md")))
+    if path in (DOCS / "decisions" / "index.md", DOCS / "evidence" / "index.md"):
+        return text + _contents("", sorted(page.name for page in path.parent.glob("*.md") if page != path))
     return text
 
 
