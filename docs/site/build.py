@@ -32,6 +32,9 @@ MERMAID = "12.3.0"
 MERMAID_SHA256 = "336df803d87a38b70a01e736e666c8f7601d2ce42f5e47c8fafe5d721074b9a3"
 
 LINK = re.compile(r"\]\(([^)#\s]+\.md)[^)]*\)")
+SOURCE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:src|testkit)/[^)]+\)")
+"""A link to a file of the source, which the site does not have: its words stay."""
+
 API_TABLE = re.compile(r"<!-- generated: api ([\w.]+) -->(.*?)<!-- end -->", re.DOTALL)
 API_ROW = re.compile(r"^\| `(\w+)(\(?)", re.MULTILINE)
 FROM_ELSEWHERE = re.compile(
@@ -65,7 +68,7 @@ def _changed(path: Path) -> str:
     text = path.read_text()
     for name, page in ABOVE.items():
         text = text.replace(f"../{name}", page)
-    text = API_TABLE.sub(_from_docstrings, text)
+    text = API_TABLE.sub(_from_docstrings, SOURCE.sub(r"\1", text))
     if path == DOCS / "index.md":
         return text + "".join(_navigation(text))
     if path in (DOCS / "decisions" / "index.md", DOCS / "evidence" / "index.md"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from fenced.client.registry import BUILT_IN
@@ -41,3 +42,16 @@ def test_what_can_refuse_is_listed_where_newcomers_look() -> None:
     readme = (DOCS.parent / "README.md").read_text()
     named = {store for store in stores - {"memory", "service"} if f"(docs/authorities/{store}.md)" in readme}
     assert named == stores - {"memory", "service"} and "(docs/service.md)" in readme
+
+
+def test_the_functions_of_the_architecture_page_are_where_it_says() -> None:
+    """A link of a function's name leads to the file that has it."""
+    text = (DOCS / "architecture.md").read_text()
+    links = re.findall(r"\[`(\w+)`\]\(\.\./([\w/.]+\.(?:py|sql))\)", text)
+    assert len(links) > 10
+    wrong = [
+        (name, path)
+        for name, path in links
+        if not re.search(rf"(?:def |FUNCTION fenced_guard\.){name}\b", (DOCS.parent / path).read_text())
+    ]
+    assert wrong == []
