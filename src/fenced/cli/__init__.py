@@ -21,6 +21,7 @@ from fenced.errors import FencedError
 
 COMMANDS = {
     "run": ("fenced.cli.run:run", "Hold a lease while a command runs."),
+    "once": ("fenced.cli.once:once", "Run a command once for each version, or once in each period."),
     "ls": ("fenced.cli.looking:ls", "List the names that are held or waited for."),
     "show": ("fenced.cli.looking:show", "Show the holder of a name, and its waiters in order."),
     "release": ("fenced.cli.operating:release", "Take a name from its holder by force."),

@@ -39,14 +39,16 @@ PATIENCE_SECONDS = 2.0
 KILL_SECONDS_MAX = 1.0
 
 
-class _RunCommand(click.Command):
+class CommandAfterDashes(click.Command):
     """Everything after `--` is the command, even if it looks like an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
         before, command = args[:at], args[at + 1 :]
         if not command and not ctx.resilient_parsing and not {"-h", "--help"} & set(before):
-            raise click.UsageError("run what? The command goes after --: fenced run NAME -- CMD ARGS", ctx)
+            raise click.UsageError(
+                f"run what? The command goes after --: fenced {ctx.info_name} NAME -- CMD ARGS", ctx
+            )
         super().parse_args(ctx, before)
         ctx.args = command
         return command
@@ -55,40 +57,42 @@ class _RunCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), "-- CMD [ARGS]..."]
 
 
-def _time(option: str, text: str, low: float, high: float, default: float | None = None) -> Callable[[F], F]:
+def time_option(
+    option: str, text: str, low: float, high: float, default: float | None = None
+) -> Callable[[F], F]:
     return click.option(option, type=duration(low, high), metavar="TIME", default=default, help=text)
 
 
-@click.command(cls=_RunCommand)
+@click.command(cls=CommandAfterDashes)
 @click.argument("name")
-@_time(
+@time_option(
     "--ttl",
     "How long the lease lasts without renewal.  [default: 30s]",
     timing.TTL_MIN,
     timing.TTL_MAX,
     default=timing.TTL_DEFAULT,
 )
-@_time("--wait", "How long to wait for NAME; 0: not at all.  [default: no limit]", 0.0, timing.WAIT_MAX)
-@_time(
+@time_option("--wait", "How long to wait for NAME; 0: not at all.  [default: no limit]", 0.0, timing.WAIT_MAX)
+@time_option(
     "--at-least-for",
     "After success, keep NAME taken until this long after the grant.  [default: 0]",
     0.0,
     timing.AT_LEAST_FOR_MAX,
     default=0.0,
 )
-@_time(
+@time_option(
     "--grace",
     "How long before the end of an unrenewed lease CMD gets SIGTERM.  [default: a sixth of ttl]",
     0.0,
     timing.TTL_MAX / 2,
 )
-@_time(
+@time_option(
     "--max-hold",
     "How long to renew at most; then CMD is stopped.  [default: no limit]",
     timing.TTL_MIN,
     timing.WAIT_MAX,
 )
-@_time(
+@time_option(
     "--lock-delay",
     "How long nobody is granted NAME after this lease has expired.  [default: 0]",
     0.0,
@@ -128,11 +132,11 @@ def run(
       fenced run deploy --ttl 60s -- make deploy
       fenced run nightly-report --wait 0 --at-least-for 10m -- ./report.sh --all
     """
-    _check_grace(grace, ttl)
+    check_grace(grace, ttl)
     expect_interrupts()
     if os.environ.get("FENCED_DEBUG") != "1":
         threading.excepthook = lambda _: None  # the loss of the lease is reported instead
-    failure = _LastFailure()
+    failure = LastFailure()
     try:
         with (
             Inbox() as inbox,
@@ -155,24 +159,29 @@ def run(
             )
             lease = _take(acquire, name, wait)
             inbox.listen()
-            environment = {
-                **os.environ,
-                "FENCED_NAME": name,
-                "FENCED_TOKEN": str(lease.token),
-                "FENCED_STAMP": str(lease.bare_stamp()),
-                "FENCED_AUTHORITY": _address(url, client),
-                "FENCED_NAMESPACE": namespace,
-            }
+            environment = environment_of(lease, name, url, client, namespace)
             margins = Margins.of(lease.ttl, grace)
             return _run_under(lease, ctx.args, environment, inbox, margins, failure)
     except Stopped as stopped:
         return exits.SIGNALLED + stopped.signum
 
 
-def _check_grace(grace: float | None, ttl: float) -> None:
+def check_grace(grace: float | None, ttl: float) -> None:
     # A lease is renewed every third of its ttl, so a healthy one has between two thirds and all of it left.
     if grace is not None and not 0 <= grace <= timing.check_ttl(ttl) / 2:
         raise Misuse(f"grace is 0 to half the ttl ({ttl / 2:g} s), not {grace:g} s")
+
+
+def environment_of(lease: Lease, name: str, url: str, client: Client, namespace: str) -> dict[str, str]:
+    """The environment of a command that runs under a lease."""
+    return {
+        **os.environ,
+        "FENCED_NAME": name,
+        "FENCED_TOKEN": str(lease.token),
+        "FENCED_STAMP": str(lease.bare_stamp()),
+        "FENCED_AUTHORITY": _address(url, client),
+        "FENCED_NAMESPACE": namespace,
+    }
 
 
 def _address(url: str, client: Client) -> str:
@@ -180,7 +189,7 @@ def _address(url: str, client: Client) -> str:
     return client.url if url.startswith("sqlite:") else url
 
 
-class _LastFailure:
+class LastFailure:
     """Remembers why the last renewal failed."""
 
     def __init__(self) -> None:
@@ -221,13 +230,36 @@ def _run_under(
     environment: dict[str, str],
     inbox: Inbox,
     margins: Margins,
-    failure: _LastFailure,
+    failure: LastFailure,
 ) -> int:
+    try:
+        status = supervised(lease, command, environment, inbox, margins)
+    except NotStarted as error:
+        return _release(lease, error.status, at_once=True)
+    return lost(lease, failure) if status is None else _release(lease, status, at_once=status != exits.OK)
+
+
+class NotStarted(Exception):
+    """The command could not be started; it has been said why."""
+
+    def __init__(self, command: str, error: OSError) -> None:
+        super().__init__(command)
+        self.status = exits.NOT_FOUND if isinstance(error, FileNotFoundError) else exits.NOT_EXECUTABLE
+        why = (
+            "command not found" if self.status == exits.NOT_FOUND else f"cannot be executed: {error.strerror}"
+        )
+        complain(f"{command}: {why}")
+
+
+def supervised(
+    lease: Lease, command: list[str], environment: dict[str, str], inbox: Inbox, margins: Margins
+) -> int | None:
+    """Run the command while the lease is held, and return its status. None: it was stopped, its lease is over."""
     lease.check()  # the reply may have been slow
     try:
         child = Child(command, environment)
     except OSError as error:
-        return _not_started(lease, command[0], error)
+        raise NotStarted(command[0], error) from error
     try:
         lease.on_lost(inbox.interrupt)
         cut_short = _watch(lease, child, inbox, margins)
@@ -236,16 +268,7 @@ def _run_under(
         raise
     finally:
         status = child.status()
-    return _lost(lease, failure) if cut_short else _release(lease, status, at_once=status != exits.OK)
-
-
-def _not_started(lease: Lease, command: str, error: OSError) -> int:
-    _release(lease, exits.OK, at_once=True)
-    if isinstance(error, FileNotFoundError):
-        complain(f"{command}: command not found")
-        return exits.NOT_FOUND
-    complain(f"{command} cannot be executed: {error.strerror}")
-    return exits.NOT_EXECUTABLE
+    return None if cut_short else status
 
 
 def _watch(lease: Lease, child: Child, inbox: Inbox, margins: Margins) -> bool:
@@ -282,7 +305,7 @@ def _forward(signum: int, child: Child, inbox: Inbox) -> None:
         child.send(signum)
 
 
-def _lost(lease: Lease, failure: _LastFailure) -> int:
+def lost(lease: Lease, failure: LastFailure) -> int:
     bounded = lease._grant.hold_until is not None and not failure.why
     reason = lease.lost_reason or ("max_hold is over" if bounded else "it could not be renewed in time")
     why = "" if reason in ("revoked", "gone") or not failure.why else f" ({failure.why})"

@@ -29,6 +29,8 @@ from fenced.values.model import Holder, Stamp, check_name
 from fenced.values.timing import Seconds
 
 if TYPE_CHECKING:
+    from fenced.client.guarding import AsyncValues, Values
+    from fenced.client.once import AsyncOnce, Once
     from fenced.client.scope import BodyScope
     from fenced.runtime.aio import AioRuntime
 
@@ -176,8 +178,10 @@ class _ClientBase:
         self._runtime = self._make_runtime()
         self._lock = threading.Lock()
         self._made_engine: LeaseEngine | None = None
+        self._marks: Any = None  # Values or AsyncValues, when `once` has opened them
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._authority: Authority = registry.authority(url, self._runtime, self._namespace)
+        self._given_url = url
         forking.register(self)
 
     def _make_runtime(self) -> Runtime:
@@ -230,6 +234,7 @@ class _ClientBase:
         if self._made_engine is not None:
             self._made_engine.forked()
             self._made_engine = None
+        self._marks = None  # the parent's connections
         self._authority.forked()
 
     def __repr__(self) -> str:
@@ -351,9 +356,38 @@ class Client(_ClientBase):
 
         return decorate
 
+    def once(
+        self,
+        name: str,
+        version: int,
+        *,
+        marks: Values | None = None,
+        keep: Seconds | None = None,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+    ) -> Once:
+        """`with client.once("schema", version=7) as turn:` work that is done once, in the order of versions.
+
+        `turn` is None if this version or a later one is done, else the lease to work under. Others wait meanwhile, and
+        then skip. A block that raises leaves no mark. The marks are values in the authority's store (for SQLite in a
+        file beside it), or in `marks`. `keep`: forget the mark after this many seconds, for ids without end.
+        """
+        from fenced.client.once import Once, marks_beside
+
+        if marks is None:
+            with self._lock:  # two threads that use the marks first must not open them twice
+                if self._marks is None:
+                    from fenced.client.guarding import Values
+
+                    self._marks = Values(marks_beside(self._given_url))
+                marks = self._marks
+        return Once(self, marks, name, version, keep, ttl, wait)
+
     def close(self) -> None:
         """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
         step(self._engine.close())
+        if self._marks is not None:
+            self._marks.close()
         self._detach_finalizer()
 
     def __enter__(self) -> Client:
@@ -540,6 +574,33 @@ class AsyncClient(_ClientBase):
 
         return decorate
 
+    def once(
+        self,
+        name: str,
+        version: int,
+        *,
+        marks: AsyncValues | None = None,
+        keep: Seconds | None = None,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+    ) -> AsyncOnce:
+        """`async with client.once("schema", version=7) as turn:` work that is done once, in the order of versions.
+
+        `turn` is None if this version or a later one is done, else the lease to work under. Others wait meanwhile, and
+        then skip. A block that raises leaves no mark. The marks are values in the authority's store (for SQLite in a
+        file beside it), or in `marks`. `keep`: forget the mark after this many seconds, for ids without end.
+        """
+        from fenced.client.once import AsyncOnce, marks_beside
+
+        if marks is None:
+            with self._lock:  # two threads that use the marks first must not open them twice
+                if self._marks is None:
+                    from fenced.client.guarding import AsyncValues
+
+                    self._marks = AsyncValues(marks_beside(self._given_url))
+                marks = self._marks
+        return AsyncOnce(self, marks, name, version, keep, ttl, wait)
+
     def _forked(self) -> None:
         super()._forked()
         self._runtime.forked()
@@ -547,6 +608,8 @@ class AsyncClient(_ClientBase):
     async def close(self) -> None:
         """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
         await self._engine.close()
+        if self._marks is not None:
+            await self._marks.close()
         self._runtime.close()
         self._detach_finalizer()
 

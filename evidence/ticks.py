@@ -1,0 +1,73 @@
+"""Several processes with clocks that disagree run a schedule, and are stopped at random: is each tick run once?"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import fenced
+from fenced.values import ticks
+
+TTL = 1.0
+SKEW_SECONDS = 0.4
+STOP_SECONDS_MAX = 2.0
+
+
+def run_schedule(url: str, log: Path, end: int, skew: float) -> None:
+    """One machine, whose clock is wrong by `skew`, until the tick `end` has passed."""
+    with fenced.Client(url, guarantee="best-effort") as client:
+        while (tick := ticks.tick_of(time.time() + skew, 1)) <= end:
+            # A machine that was stopped in its turn is refused when it writes its mark: another one has run the tick.
+            with (
+                contextlib.suppress(fenced.LeaseLost, fenced.StaleToken, fenced.NotGranted),
+                client.once("tick", tick, ttl=TTL, wait=4 * TTL) as turn,
+            ):
+                if turn:
+                    line = f"{tick} {turn.token}\n".encode()
+                    with log.open("ab", buffering=0) as file:
+                        file.write(line)
+            time.sleep(0.05)
+
+
+def measure(url: str, folder: Path, count: int, processes: int = 4, seed: int = 1) -> dict[str, Any]:
+    """Run `count` ticks of one second; runs that no mark followed are those of machines stopped in their turn."""
+    drawn = random.Random(seed)
+    log, end = folder / "ticks.log", int(time.time()) + count
+    log.touch()
+    context = multiprocessing.get_context("spawn")
+    skews = [drawn.uniform(-SKEW_SECONDS, SKEW_SECONDS) for _ in range(processes)]
+    machines: list[BaseProcess] = [
+        context.Process(target=run_schedule, args=(url, log, end, skew)) for skew in skews
+    ]
+    for machine in machines:
+        machine.start()
+    stops = 0
+    while time.time() < end - STOP_SECONDS_MAX:
+        machine = drawn.choice(machines)
+        if machine.pid is not None and machine.is_alive():
+            os.kill(machine.pid, signal.SIGSTOP)
+            time.sleep(drawn.uniform(0.1, STOP_SECONDS_MAX))
+            os.kill(machine.pid, signal.SIGCONT)
+            stops += 1
+        time.sleep(0.3)
+    for machine in machines:
+        machine.join()
+    runs = [
+        (int(tick), int(token)) for tick, token in (line.split() for line in log.read_text().splitlines())
+    ]
+    by_token = [tick for tick, _ in sorted(runs, key=lambda run: run[1])]
+    return {
+        "ticks": len(set(by_token)),
+        "runs": len(runs),
+        "twice": sorted({tick for tick in by_token if by_token.count(tick) > 1}),
+        "in the order of tokens": by_token == sorted(by_token),
+        "stops": stops,
+        "exit statuses": sorted({machine.exitcode for machine in machines}, key=str),
+    }
