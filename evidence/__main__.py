@@ -26,6 +26,7 @@ from evidence import (
     ledger,
     live_page,
     message_storm,
+    once,
     power_cut,
     server_cut,
     service_crashes,
@@ -177,6 +178,7 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "service_memory": lambda _: service_memory.run(),
     "zookeeper_search": lambda _: zookeeper_search.run(),
     "worlds": lambda _: worlds.run(),
+    "once": lambda _: once.run(),
     "bench": lambda _: bench(),
 }
 

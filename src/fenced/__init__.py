@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from fenced import events as events
     from fenced import sql as sql
     from fenced.client.faces import AsyncClient as AsyncClient
-    from fenced.client.faces import AsyncLease as AsyncLease
     from fenced.client.faces import Client as Client
-    from fenced.client.faces import Lease as Lease
     from fenced.client.guarding import AsyncValues as AsyncValues
     from fenced.client.guarding import Values as Values
+    from fenced.client.leases import AsyncLease as AsyncLease
+    from fenced.client.leases import Lease as Lease
     from fenced.core.holding import State as State
     from fenced.errors import AlreadyApplied as AlreadyApplied
     from fenced.errors import Conflict as Conflict
@@ -56,8 +56,8 @@ __version__ = "0.2.0"
 _HOME = {
     "Client": "fenced.client.faces",
     "AsyncClient": "fenced.client.faces",
-    "Lease": "fenced.client.faces",
-    "AsyncLease": "fenced.client.faces",
+    "Lease": "fenced.client.leases",
+    "AsyncLease": "fenced.client.leases",
     "Values": "fenced.client.guarding",
     "AsyncValues": "fenced.client.guarding",
     "State": "fenced.core.holding",

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import fenced
-from evidence import ticks as ticking
+from evidence import once as ticking
 from fenced.client.once import Once, done, marks_beside
 from fenced.errors import LeaseLost, Misuse, StaleToken
 from fenced.values import ticks

@@ -24,8 +24,9 @@ from fenced.cli.run import (
     supervised,
     time_option,
 )
-from fenced.client.faces import Client, Guarantee, Lease
+from fenced.client.faces import Client, Guarantee
 from fenced.client.guarding import Values
+from fenced.client.leases import Lease
 from fenced.client.once import Once, done, marks_beside
 from fenced.errors import NotGranted
 from fenced.runtime.blocking import expect_interrupts

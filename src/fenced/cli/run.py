@@ -21,7 +21,8 @@ from fenced.cli.child import Child
 from fenced.cli.inbox import Inbox, Stopped
 from fenced.cli.options import authority_option, guarantee_option, namespace_option
 from fenced.cli.output import complain
-from fenced.client.faces import Client, Guarantee, Lease
+from fenced.client.faces import Client, Guarantee
+from fenced.client.leases import Lease
 from fenced.core.holding import State
 from fenced.errors import FencedError, LeaseLost, Misuse, NotGranted
 from fenced.events import Event, KeeperFailed, LeaseInJeopardy

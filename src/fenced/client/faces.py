@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 from fenced.client import registry
 from fenced.client.announcing import Announces, announcers, wrong_colour
 from fenced.client.decorating import AsyncHeld, Held, HeldFunction, templated
+from fenced.client.leases import AsyncLease, Lease, LeaseBase
 from fenced.core.acquiring import LeaseEngine, LeaseRequest
-from fenced.core.holding import GrantState, State
+from fenced.core.holding import GrantState
 from fenced.errors import Misuse, NotGranted, shown
 from fenced.events import Event
 from fenced.runtime import forking
@@ -25,7 +26,7 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.machine import program
 from fenced.values import timing
 from fenced.values.contracts import Authority, Runtime
-from fenced.values.model import Holder, Stamp, check_name
+from fenced.values.model import Holder, check_name
 from fenced.values.timing import Seconds
 
 if TYPE_CHECKING:
@@ -38,121 +39,7 @@ L = TypeVar("L")
 Guarantee = Literal["strict", "best-effort"]
 
 
-class _LeaseBase:
-    """What both leases share: methods that take no lock and do no I/O."""
-
-    def __init__(self, grant: GrantState, client: _ClientBase) -> None:
-        self._grant = grant
-        self._client = client  # keeps the client alive: it is not collected while one of its leases is in use
-        self._engine = client._engine
-
-    @property
-    def name(self) -> str:
-        """The one name of this lease; Misuse when it has several."""
-        if len(self._grant.names) != 1:
-            raise Misuse(f"this lease covers {len(self._grant.names)} names; use `names`")
-        return self._grant.names[0]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names that it covers, sorted."""
-        return self._grant.names
-
-    @property
-    def token(self) -> int:
-        """The fencing token: greater than that of every earlier grant of each of its names.
-
-        Most authorities also order the grants of different names: their trait is `namespace-order`.
-        """
-        return self._grant.token
-
-    @property
-    def grant(self) -> str:
-        """The public id of this grant."""
-        return self._grant.grant
-
-    @property
-    def realm(self) -> str:
-        """The id of the authority's namespace; a guard trusts one realm at a time."""
-        return self._grant.realm
-
-    @property
-    def ttl(self) -> float:
-        """The seconds that the authority granted; may differ from the `ttl` that was asked for."""
-        return self._grant.ttl
-
-    @property
-    def state(self) -> State:
-        """A `State`: `held`, `jeopardy`, `lost` or `released`."""
-        return self._grant.state
-
-    @property
-    def lost_reason(self) -> str | None:
-        """Why the lease was lost; None while it is not."""
-        return self._grant.lost_reason if self._grant.state is State.LOST else None
-
-    def check(self, need: Seconds = 0.0) -> None:
-        """Raise LeaseLost if the lease is lost, NotEnoughTime if less than `need` seconds remain.
-
-        If it returns, the holder may go on, but is not safe: a pause can follow. Only a guard makes it safe.
-        """
-        self._grant.check(timing.check_need(need))
-
-    def remaining(self) -> float:
-        """Seconds until this holder must treat the lease as lost, unless it is renewed."""
-        return self._grant.remaining()
-
-    def next_stamp(self) -> Stamp:
-        """The stamp of the next operation. To retry that operation, send the same stamp again."""
-        return self._grant.next_stamp()
-
-    def announcement(self) -> Stamp:
-        """The stamp that announces this lease to a guard (seq 0)."""
-        return self._grant.announcement()
-
-    def bare_stamp(self) -> Stamp:
-        """A stamp without seq, for a child process or another service; rule `retry` alone accepts it."""
-        return self._grant.bare_stamp()
-
-    def on_lost(self, call: Callable[[str], Any]) -> None:
-        """Call `call(reason)` once when the lease is lost; at once if it is lost already."""
-        self._grant.on_lost(call)
-
-    def __repr__(self) -> str:
-        names = ", ".join(repr(name) for name in self._grant.names)
-        return f"<{type(self).__name__} {names} token={self.token} {self.state}>"
-
-
-class Lease(_LeaseBase):
-    """An exclusive, expiring right to act under a name."""
-
-    def wait_lost(self, timeout: Seconds | None = None) -> bool:
-        """Block until the lease is lost (True), released, or `timeout` seconds are over (False)."""
-        return step(self._grant.wait_lost(_until(self._engine, timeout)))
-
-    def release(self, *, at_once: bool = False) -> None:
-        """Give the lease back; LeaseLost if it was lost before. `at_once`: whatever `at_least_for` is."""
-        step(self._engine.release(self._grant, at_once=at_once))
-
-
-class AsyncLease(_LeaseBase):
-    """An exclusive, expiring right to act under a name."""
-
-    async def wait_lost(self, timeout: Seconds | None = None) -> bool:
-        """Wait until the lease is lost (True), released, or `timeout` seconds are over (False)."""
-        return await self._grant.wait_lost(_until(self._engine, timeout))
-
-    async def release(self, *, at_once: bool = False) -> None:
-        """Give the lease back; LeaseLost if it was lost before. `at_once`: whatever `at_least_for` is."""
-        await self._engine.release(self._grant, at_once=at_once)
-
-
-def _until(engine: LeaseEngine, timeout: Seconds | None) -> float | None:
-    seconds = timing.check_wait(timeout)
-    return None if seconds is None else engine.runtime.now() + seconds
-
-
-class _ClientBase:
+class ClientBase:
     """What both clients share: their address, and the engine that is made at first use."""
 
     def __init__(
@@ -251,7 +138,7 @@ def _end_dropped_client(engine: LeaseEngine, who: str) -> None:
         )
 
 
-class Client(_ClientBase):
+class Client(ClientBase):
     """Takes leases from one authority. Connects at first use; safe to share between threads."""
 
     def _make_runtime(self) -> BlockingRuntime:
@@ -407,7 +294,7 @@ class _LeaseContextBase:
 
     def __init__(
         self,
-        client: _ClientBase,
+        client: ClientBase,
         request: LeaseRequest,
         guards: tuple[Announces, ...],
         *,
@@ -418,14 +305,14 @@ class _LeaseContextBase:
         self._guards = guards
         self._optional = optional
 
-    def _note_loss(self, lease: _LeaseBase, exc: BaseException | None) -> None:
+    def _note_loss(self, lease: LeaseBase, exc: BaseException | None) -> None:
         """A body that raised hides that its lease was lost as well."""
         if exc is not None and lease.lost_reason is not None:
             exc.add_note(
                 f"the lease of {', '.join(lease.names)} (token {lease.token}) was lost: {lease.lost_reason}"
             )
 
-    async def _acquire(self, lease: _LeaseBase | None) -> GrantState | None:
+    async def _acquire(self, lease: LeaseBase | None) -> GrantState | None:
         if lease is not None:
             raise Misuse("this context was entered before; call hold() again")
         try:
@@ -470,7 +357,7 @@ class LeaseContext(_LeaseContextBase, Generic[L]):
                 lease._engine.keeper.drop(lease._grant.secret)
 
 
-class AsyncClient(_ClientBase):
+class AsyncClient(ClientBase):
     """Takes leases from one authority, for asyncio. Belongs to the loop that first uses it."""
 
     _runtime: AioRuntime

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from fenced.client import registry
-from fenced.client.faces import AsyncLease, Lease
+from fenced.client.leases import AsyncLease, Lease
 from fenced.errors import Misuse, shown
 from fenced.guards.answers import entered_again, one_stamp
 from fenced.proofs import Proof

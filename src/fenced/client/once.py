@@ -14,14 +14,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from fenced.client import registry
-from fenced.client.faces import AsyncClient, AsyncLease, AsyncLeaseContext, Client, Lease, LeaseContext
+from fenced.client.faces import AsyncClient, AsyncLeaseContext, Client, LeaseContext
 from fenced.client.guarding import AsyncValues, Values
+from fenced.client.leases import AsyncLease, Lease
 from fenced.core.acquiring import LeaseRequest
 from fenced.errors import Misuse, shown
 from fenced.runtime.clocks import wall_time
 from fenced.runtime.machine import program
 from fenced.values import ticks
-from fenced.values.ticks import Done
+from fenced.values.ticks import DoneWork
 from fenced.values.timing import Seconds
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class _Once:
         self._keep = ticks.check_keep(keep)
         self._place = ticks.marked(name, self._keep)
         self._request = LeaseRequest.checked([self._place.name], ttl, wait, None, 0.0, 0.0)
-        self._found: dict[str, Done] = {}
+        self._found: dict[str, DoneWork] = {}
 
     def _is_done(self, value: Versioned) -> bool:
         """Whether this version or a later one is done: a program that was rolled back does not run an older one."""
@@ -60,7 +61,9 @@ class _Once:
     def _mark(self, token: int) -> bytes:
         now = wall_time()  # for people, and for the end of a mark that ends; it orders nothing
         until = 0.0 if self._keep is None else now + self._keep
-        return ticks.written(self._found, self._place.key, Done(self._version, token, now, program(), until))
+        return ticks.written(
+            self._found, self._place.key, DoneWork(self._version, token, now, program(), until)
+        )
 
 
 class Once(_Once):
@@ -143,7 +146,7 @@ class AsyncOnce(_Once):
         await self._hold.__aexit__(kind, exc, trace)
 
 
-def done(marks: Values, name: str, keep: Seconds | None = None) -> Done | None:
+def done(marks: Values, name: str, keep: Seconds | None = None) -> DoneWork | None:
     """The newest version of this work that is done; None: none is."""
     place = ticks.marked(name, ticks.check_keep(keep))
     return ticks.read(marks.peek(place.name).value).get(place.key)

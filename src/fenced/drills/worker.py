@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from fenced.client import registry
-from fenced.client.faces import Client, Lease
+from fenced.client.faces import Client
+from fenced.client.leases import Lease
 from fenced.drills.history import Decision, Kind
 from fenced.drills.resource import Orders, orders_in, resource, stock_of
 from fenced.errors import FencedError, Indeterminate, LeaseLost, NotGranted, Refused, Unavailable

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from fenced.client.faces import AsyncLease, Lease
+from fenced.client.leases import AsyncLease, Lease
 from fenced.errors import Misuse, NotEnoughTime, Refused, shown
 from fenced.http.protocol import PROOF_HEADER, SAFE_METHODS, STAMP_HEADER, fence_headers
 from fenced.net.problems import PROBLEM_MEDIA_TYPE, error_from

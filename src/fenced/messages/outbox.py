@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from fenced import sql
-from fenced.client.faces import AsyncLease, Lease
 from fenced.client.guarding import Fence
+from fenced.client.leases import AsyncLease, Lease
 from fenced.errors import Misuse, shown
 from fenced.guards.engine import TableGuard
 from fenced.guards.spec import Spec

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fenced.client import registry
-from fenced.client.faces import Lease
 from fenced.client.guarding import EnteredOnce, Fence, Fences, credential
+from fenced.client.leases import Lease
 from fenced.errors import AlreadyApplied, Misuse, Refused
 from fenced.guards.engine import TableGuard
 from fenced.guards.spec import Spec

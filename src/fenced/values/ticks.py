@@ -21,7 +21,7 @@ GRACE_SHARE = 0.1
 """With missed="none", a tick is missed when this share of its period is over."""
 
 
-class Done(NamedTuple):
+class DoneWork(NamedTuple):
     """What a mark says: the version that is done, under which token, and when it may be forgotten (0: never)."""
 
     version: int
@@ -31,7 +31,7 @@ class Done(NamedTuple):
     until: float = 0.0
 
 
-class Marked(NamedTuple):
+class MarkPlace(NamedTuple):
     """Where the mark of a piece of work is: the name of its lease and value, and its key in that value."""
 
     name: str
@@ -52,28 +52,28 @@ def check_keep(keep: object) -> float | None:
     return float(keep)
 
 
-def marked(name: str, keep: float | None) -> Marked:
+def marked(name: str, keep: float | None) -> MarkPlace:
     """A name that stays has a value of its own. Names that end share slots: two of one slot wait for each other."""
     check_name(name)
     if keep is None:
-        return Marked(f"once/{name}", name)
+        return MarkPlace(f"once/{name}", name)
     slot = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % SLOTS
-    return Marked(f"once/slot/{slot}", name)
+    return MarkPlace(f"once/slot/{slot}", name)
 
 
-def read(value: bytes | None) -> dict[str, Done]:
+def read(value: bytes | None) -> dict[str, DoneWork]:
     """The marks in a stored value."""
     if not value:
         return {}
     try:
-        return {key: Done(*fields) for key, fields in json.loads(value).items()}
+        return {key: DoneWork(*fields) for key, fields in json.loads(value).items()}
     except (ValueError, TypeError, AttributeError):
         raise Misuse(
             f"the value of a mark is not one of fenced's: {shown(value)}; another program writes under once/"
         ) from None
 
 
-def written(marks: dict[str, Done], key: str, done: Done) -> bytes:
+def written(marks: dict[str, DoneWork], key: str, done: DoneWork) -> bytes:
     """The value with one more mark, without those that have ended."""
     kept = {each: mark for each, mark in marks.items() if not mark.until or mark.until > done.at}
     return json.dumps({**kept, key: done}, separators=(",", ":")).encode()

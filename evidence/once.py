@@ -1,4 +1,4 @@
-"""Several processes with clocks that disagree run a schedule, and are stopped at random: is each tick run once?"""
+"""Many processes at one piece of work, and schedules on clocks that disagree while machines are stopped at random."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import signal
+import tempfile
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -71,3 +72,42 @@ def measure(url: str, folder: Path, count: int, processes: int = 4, seed: int = 
         "stops": stops,
         "exit statuses": sorted({machine.exitcode for machine in machines}, key=str),
     }
+
+
+def arrive(url: str, log: Path, begin: float) -> None:
+    """One of many machines that start at the same time; the one that gets the turn works for a second."""
+    with fenced.Client(url, guarantee="best-effort") as client:
+        time.sleep(max(0.0, begin - time.time()))
+        with client.once("schema", 7) as turn:
+            if turn:
+                time.sleep(1.0)
+        line = f"{'ran' if turn else 'skipped'} {time.time()}\n".encode()
+        with log.open("ab", buffering=0) as file:
+            file.write(line)
+
+
+def together(url: str, folder: Path, processes: int = 64) -> dict[str, Any]:
+    """All start at once: how many ran, and how long after the end of the work did the last one skip?"""
+    log, begin = folder / "together.log", time.time() + processes * 0.25
+    context = multiprocessing.get_context("spawn")
+    machines = [context.Process(target=arrive, args=(url, log, begin)) for _ in range(processes)]
+    for machine in machines:
+        machine.start()
+    for machine in machines:
+        machine.join()
+    lines = [line.split() for line in log.read_text().splitlines()]
+    ended = [float(at) for what, at in lines if what == "ran"]
+    last = max(float(at) for what, at in lines if what == "skipped")
+    return {
+        "processes": processes,
+        "ran": len(ended),
+        "skipped": len(lines) - len(ended),
+        "last skip after the end, seconds": round(last - max(ended), 2),
+    }
+
+
+def run(count: int = 3600) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = Path(name)
+        url = f"sqlite:///{folder}/leases.db"
+        return {"together": together(url, folder), "ticks": measure(url, folder, count)}
