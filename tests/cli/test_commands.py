@@ -134,7 +134,7 @@ def test_raising_the_floor(fenced: Any) -> None:
         (["ls", "--authority", "sqlite:///{folder}/damaged.db"], 78, "damaged"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(
+def test_an_impossible_command_is_refused_in_one_line(
     fenced: Any, args: list[str], status: int, message: str
 ) -> None:
     library.Client(fenced.url).acquire("x").release()
@@ -197,7 +197,7 @@ def test_times_have_units(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "s", "m", "1x", "1 m", "1_0", "1.2.3", "30s5m", "1h30", "nan", "inf", "٣"]
 )
-def test_what_is_no_time(text: str) -> None:
+def test_a_malformed_duration_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="a time is 30"):
         duration(0.0, 100_000.0)(text)
 

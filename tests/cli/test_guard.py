@@ -242,7 +242,7 @@ CANNOT_BE_DONE: list[tuple[list[str], int, str]] = [
 ]
 
 
-def test_what_cannot_be_done_is_said_in_one_line(guarded: Any) -> None:
+def test_an_impossible_command_is_refused_in_one_line(guarded: Any) -> None:
     for args, status, message in CANNOT_BE_DONE:
         ended = guarded("guard", *args)
         assert ended.returncode == status, (args, ended.stderr)

@@ -107,7 +107,7 @@ def test_signals_are_forwarded_to_the_group(fenced: Any) -> None:
     assert noted.read_text().split() == ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT"]
 
 
-def test_what_the_caller_ignores_stays_ignored(fenced: Any) -> None:
+def test_a_signal_that_the_caller_ignores_stays_ignored(fenced: Any) -> None:
     code = "import os, signal; os.kill(os.getppid(), 1); print(signal.getsignal(1) is signal.SIG_IGN)"
     ended = subprocess.run(
         ["nohup", sys.executable, "-m", "fenced", "run", "x", "--", sys.executable, "-c", code],
@@ -167,7 +167,7 @@ def test_unrenewed_it_is_told_and_then_killed_before_the_deadline(
     blocker.close()
 
 
-def test_what_a_told_child_leaves_behind_is_killed_too(fenced: Any, alive: Callable[[int], bool]) -> None:
+def test_processes_left_by_a_terminated_child_are_killed(fenced: Any, alive: Callable[[int], bool]) -> None:
     orphaning = (
         READY
         + """
@@ -205,7 +205,7 @@ def test_a_child_that_hangs_is_stopped_at_max_hold(fenced: Any) -> None:
     assert time.monotonic() - began < 5
 
 
-def test_who_waits_is_told_for_whom(fenced: Any) -> None:
+def test_a_waiting_run_names_the_holder(fenced: Any) -> None:
     holder = library.Client(fenced.url, label="the nightly job")
     lease = holder.acquire("x")
     waiting = fenced.start("run", "x", "--", "true")

@@ -38,7 +38,7 @@ def test_every_page_is_in_the_navigation_once(tmp_path: Path) -> None:
     assert sorted(listed) == [page for page in pages if page != tmp_path / "index.md"]
 
 
-def test_what_a_page_loads_from_another_host_is_found(tmp_path: Path) -> None:
+def test_a_page_that_loads_from_another_host_is_found(tmp_path: Path) -> None:
     (tmp_path / "good.html").write_text(
         '<a href="https://a.example"></a><script src="_static/a.js"></script>'
     )

@@ -30,7 +30,7 @@ def test_the_pages_agree_on_who_may_see_a_stamp() -> None:
         ), page
 
 
-def test_what_can_refuse_is_listed_where_newcomers_look() -> None:
+def test_every_guard_and_authority_is_linked_where_newcomers_look() -> None:
     """The pages that say what there is have a link to the page of every registered guard and authority."""
     packages = {target.split(".")[2].split(":")[0] for target in BUILT_IN["fenced.guards"].values()} - {
         "memory"

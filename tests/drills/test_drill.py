@@ -188,7 +188,7 @@ def test_a_storm_in_which_nobody_is_overtaken_is_inconclusive() -> None:
         (["--report", "drill.pdf", "--ttl", "1000"], "page (.html) or the picture alone (.svg)"),
     ],
 )
-def test_what_cannot_run_says_why_in_one_line(words: list[str], says: str) -> None:
+def test_a_drill_that_cannot_run_says_why_in_one_line(words: list[str], says: str) -> None:
     result = _drill(*words)
     assert result.exit_code == 2
     assert says in result.stderr

@@ -150,7 +150,7 @@ def test_an_acknowledged_update_that_is_missing_is_lost() -> None:
     assert findings.verdict == "broken"
 
 
-def test_what_nobody_was_told_may_be_there_or_not() -> None:
+def test_an_unknown_write_may_be_there_or_not() -> None:
     unknown = _operation("write", 3, 7, None, decision="unknown")
     failed = _operation("write", 4, 8, None, decision="failed")
     for there in (("u2",), ("u2", "u3")):
@@ -197,7 +197,7 @@ def test_times_in_json_count_from_the_start() -> None:
 @pytest.mark.parametrize(
     ("ends", "name", "contested"), [(4.0, "stock", 1), (3.0, "stock", 0), (4.0, "other", 0)]
 )
-def test_what_is_acknowledged_near_a_pause_is_contested(ends: float, name: str, contested: int) -> None:
+def test_a_write_acknowledged_near_a_pause_is_contested(ends: float, name: str, contested: int) -> None:
     """The write of 2 ends at 4.1: within a ttl after the pause, or not, or under another name."""
     story = _story(*RIGHT, there=("u2",))
     story.ttl = 0.5

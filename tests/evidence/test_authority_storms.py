@@ -70,7 +70,7 @@ def test_an_orderly_story_is_not_broken() -> None:
         ),
     ],
 )
-def test_what_is_unsafe_is_found(why: str, told: list[list[Event]]) -> None:
+def test_unsafe_histories_are_found(why: str, told: list[list[Event]]) -> None:
     (found,) = broken(*told)
     assert why in found
 

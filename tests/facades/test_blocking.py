@@ -197,7 +197,7 @@ def test_errors_in_callbacks_are_the_programs_own(tmp_path: Path, monkeypatch: p
     assert set(hooked) == {ZeroDivisionError}
 
 
-def test_what_would_run_without_its_lease_is_refused(tmp_path: Path) -> None:
+def test_a_body_that_would_run_without_its_lease_is_refused(tmp_path: Path) -> None:
     guard = fenced.AsyncValues(f"sqlite:///{tmp_path}/values.db")
     with fenced.Client(url(tmp_path)) as client:
         with pytest.raises(fenced.Misuse, match="other kind of client"), client.hold("a", guards=[guard]):
@@ -215,7 +215,7 @@ def test_what_would_run_without_its_lease_is_refused(tmp_path: Path) -> None:
                 client.held("a")(function)
 
 
-def test_what_cannot_announce_a_lease_is_refused(tmp_path: Path) -> None:
+def test_a_guard_that_cannot_announce_is_refused(tmp_path: Path) -> None:
     with fenced.Client(url(tmp_path)) as client:
         for wrong in ([object()], 5):
             with pytest.raises(fenced.Misuse, match="guards is a list of guards"):

@@ -179,7 +179,7 @@ class Silent(MemoryAuthority):
         return await super().release(*args, **options)
 
 
-def test_what_is_lost_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_lease_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Jeopardy, a lost lease and a failed release: at WARNING, with names and tokens. A healthy program: nothing."""
     caplog.set_level(logging.DEBUG, logger="fenced")
     runtime = BlockingRuntime()

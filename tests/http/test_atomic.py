@@ -121,7 +121,7 @@ def test_without_triggers_a_request_needs_a_stamp(tmp_path: Path) -> None:
 
 
 @both
-def test_what_a_repeat_gets(receiver: Any, tmp_path: Path) -> None:
+def test_a_repeat_gets_the_kept_reply_or_applied(receiver: Any, tmp_path: Path) -> None:
     shop = Shop(tmp_path, "sequenced", "require")
     call = receiver(shop)
     for seq, (path, again) in enumerate(

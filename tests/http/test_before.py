@@ -162,7 +162,7 @@ def test_stamps_need_proofs_if_there_are_keys(receiver: Any) -> None:
 
 
 @both
-def test_what_is_kept_of_a_reply(receiver: Any) -> None:
+def test_small_complete_replies_are_kept(receiver: Any) -> None:
     call = receiver(store=new_store(), rule="sequenced")
     for kind, size, again in (
         ("orders", REPLY_BYTES_MAX, "replayed"),
@@ -180,7 +180,7 @@ def test_what_is_kept_of_a_reply(receiver: Any) -> None:
 
 
 @both
-def test_what_a_repeat_gets_after_an_error(receiver: Any) -> None:
+def test_only_a_5xx_leaves_the_operation_unknown_to_a_repeat(receiver: Any) -> None:
     """An answer below 500, or one that asks for a repeat, takes the operation back. Any other one leaves it unknown."""
     call, name = receiver(store=new_store(), rule="sequenced"), "orders/1"
     run, call.app._app = call.app._app, None
@@ -769,7 +769,7 @@ def wsgi_receivers() -> dict[str, Any]:
 
 @settings(max_examples=60, deadline=None)
 @given(requests=st.lists(st.tuples(METHODS, PATHS, HEADERS), min_size=1, max_size=6))
-def test_whatever_is_sent_is_answered(
+def test_every_request_is_answered(
     asgi_receivers: dict[str, Any], wsgi_receivers: dict[str, Any], requests: list[Any]
 ) -> None:
     """No error page, no hang, and no stamp in a log or an answer."""

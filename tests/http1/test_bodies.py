@@ -50,7 +50,7 @@ def test_chunks_have_one_meaning(data: bytes) -> None:
         assert other.ended and other.body == b"".join(pieces)
 
 
-def test_what_is_no_chunk_is_not_waited_for() -> None:
+def test_a_bad_chunk_is_refused_at_once() -> None:
     for first, bad in (
         (b"", b"zz\r\n"),
         (b"1\r\nx", b"y"),

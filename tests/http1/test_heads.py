@@ -166,7 +166,7 @@ def test_the_table(name: str) -> None:
         )
 
 
-def test_what_is_accepted_means_the_same_to_h11() -> None:
+def test_an_accepted_head_means_the_same_to_h11() -> None:
     """All first lines, and all pairs of headers."""
     accepted = 0
     for data in requests():

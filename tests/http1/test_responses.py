@@ -136,7 +136,9 @@ headers = st.lists(st.tuples(names, values.map(lambda value: value.strip(" \t"))
 
 
 @given(headers, st.binary(max_size=100), st.lists(st.binary(min_size=1, max_size=20)))
-def test_what_is_written_is_read(pairs: list[tuple[str, str]], body: bytes, chunks: list[bytes]) -> None:
+def test_a_written_request_is_read_back_unchanged(
+    pairs: list[tuple[str, str]], body: bytes, chunks: list[bytes]
+) -> None:
     sent = request("POST", "/x", [("host", "h"), *pairs], body)
     head = request_head(sent[: len(sent) - len(body)])
     assert (head.method, head.target, head.length) == (b"POST", b"/x", len(body))

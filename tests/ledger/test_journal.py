@@ -78,7 +78,7 @@ def test_a_batch_that_was_cut_off_is_not_there(path: Path) -> None:
     assert appended(path) == [first, second, third]
 
 
-def test_what_a_crash_has_cut_off_never_comes_back(path: Path) -> None:
+def test_a_batch_cut_off_by_a_crash_never_comes_back(path: Path) -> None:
     """A disk may keep a batch and lose the one before it, if neither was synced."""
     appended(path, batch(1, "a"), batch(2, "b"), batch(3, "lost"), unsynced=2)
     file = segment(path, 1)

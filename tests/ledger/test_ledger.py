@@ -94,7 +94,7 @@ class Gate:
 
 
 # proves authority ledger: shared-syncs
-def test_what_came_during_a_sync_shares_the_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_during_a_sync_share_the_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One caller is written at once; 64 that come meanwhile share one batch, and none is answered before its own."""
 
     async def story() -> None:

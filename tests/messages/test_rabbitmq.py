@@ -223,7 +223,7 @@ def test_a_refusal_that_is_not_about_the_message(
     assert (shop.applied(), shop.dead()) == ("12.", "")
 
 
-def test_what_a_late_relay_publishes_is_harmless(shop: Shop, tmp_path: Path) -> None:
+def test_a_message_published_by_a_late_relay_is_harmless(shop: Shop, tmp_path: Path) -> None:
     """Two relays publish the same messages; the one that was overtaken publishes the last ones after the other."""
     sales = sqlite3.connect(tmp_path / "sales.db", isolation_level=None)
     outbox = messages.Outbox()

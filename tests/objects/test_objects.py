@@ -347,7 +347,7 @@ def test_no_two_versions_are_alike() -> None:
     assert len(bodies) == 4
 
 
-def test_what_a_policy_says() -> None:
+def test_the_policy_denies_unconditional_writes_of_cells() -> None:
     policy = bucket_policy("shop", "guarded/")
     assert policy["Statement"][0]["Resource"][0] == "arn:aws:s3:::shop/guarded/n/*"
     for wrong in ("", "a/b", "*"):

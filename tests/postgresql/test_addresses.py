@@ -67,7 +67,7 @@ def realm(url: str) -> str:
         step(authority.close())
 
 
-def test_what_psql_takes_is_taken(
+def test_addresses_that_psql_takes_are_taken(
     server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder, port = server.folder, server.port
@@ -135,7 +135,7 @@ def test_without_a_host_it_is_the_default_socket() -> None:
         ("postgresql://one,two/shop?hostaddr=127.0.0.1", "could not match"),
     ],
 )
-def test_what_libpq_does_not_understand_is_misconfigured(url: str, message: str) -> None:
+def test_an_address_that_libpq_rejects_is_misconfigured(url: str, message: str) -> None:
     with pytest.raises(Misconfigured, match=message):
         realm(url)
 
@@ -194,7 +194,7 @@ def test_the_short_scheme_is_taken_by_clients_guards_and_commands(server: Postgr
 
 
 @pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgres+asyncpg", "sqlite+aiosqlite"])
-def test_what_sqlalchemy_writes_is_told_what_to_write_instead(scheme: str) -> None:
+def test_an_address_in_the_style_of_sqlalchemy_gets_advice(scheme: str) -> None:
     plain = scheme.partition("+")[0]
     for use in (fenced.Client, fenced.Values):
         with pytest.raises(FencedError, match=rf"write {plain}://") as caught:
@@ -211,7 +211,7 @@ def test_what_sqlalchemy_writes_is_told_what_to_write_instead(scheme: str) -> No
         ("postgresql:///shop?host=/run/pg&port=1", "postgresql:///shop?host=/run/pg&port=1"),
     ],
 )
-def test_what_is_shown_says_where_and_no_secret(url: str, shown: str) -> None:
+def test_the_shown_address_has_no_secret(url: str, shown: str) -> None:
     assert address.parse(url).shown == shown
 
 

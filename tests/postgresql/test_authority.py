@@ -222,7 +222,9 @@ def test_a_stamp_does_not_suffice_to_release(
     assert step(authority.renew([ask.secret])) == [Kept(10.0)]
 
 
-def test_who_may_not_create_is_told_so(postgresql_server: PostgresqlServer, postgresql_url: str) -> None:
+def test_a_role_without_create_gets_a_clear_error(
+    postgresql_server: PostgresqlServer, postgresql_url: str
+) -> None:
     postgresql_server.execute("CREATE ROLE powerless LOGIN")
     try:
         with pytest.raises(Misconfigured, match="may create"):
@@ -253,7 +255,9 @@ def test_many_clients_install_at_once(postgresql_url: str) -> None:
 # What does not fit.
 
 
-def test_what_cannot_work_is_misconfigured(postgresql_server: PostgresqlServer, postgresql_url: str) -> None:
+def test_a_server_that_cannot_work_is_misconfigured(
+    postgresql_server: PostgresqlServer, postgresql_url: str
+) -> None:
     database = database_of(postgresql_url)
     with pytest.raises(Misconfigured, match="does not exist"):
         opened(postgresql_server.url("no_such_database"))

@@ -273,7 +273,7 @@ def test_a_release_that_a_killed_server_never_answered_frees_the_name_when_repea
     play(story, server, colour)
 
 
-def test_what_a_killed_server_never_heard_is_settled_when_it_is_back(server: PostgresqlServer) -> None:
+def test_a_release_that_a_killed_server_missed_is_repeated(server: PostgresqlServer) -> None:
     """The block ends while the server is down. Nobody waits for a ttl of ten minutes afterwards."""
     with fenced.Client(server.url()) as client, fenced.Client(server.url()) as other:
         with client.hold("settled", ttl=600) as lease:
@@ -436,7 +436,7 @@ def test_clients_that_are_dropped_keep_no_connection(server: PostgresqlServer) -
         server.wait_until(lambda: server.execute(count) == [(0,)], "no connection is left")
 
 
-def test_whoever_uses_an_abandoned_connection_is_told(server: PostgresqlServer) -> None:
+def test_using_an_abandoned_connection_fails(server: PostgresqlServer) -> None:
     """Its socket is shut down under it; libpq's own memory is left to the one that uses it."""
 
     async def story(scene: Scene) -> None:

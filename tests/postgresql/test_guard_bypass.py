@@ -336,7 +336,7 @@ def test_a_types_owner_runs_nothing_as_the_guards_owner(db: Db, writer: Db, role
         ("SELECT 1", "SELECT set_config('fenced.stamp', E'\\n' || pg_current_xact_id() || E'/orders/42\\n', true)"),
     ],
 )  # fmt: skip
-def test_who_can_go_round(db: Db, writer: Db, role: str, right: str, way: str) -> None:
+def test_each_documented_bypass_needs_its_right(db: Db, writer: Db, role: str, right: str, way: str) -> None:
     """Each of these works; without the right it does not, and against the last there are proofs."""
     refused(writer, UPDATE)
     db.execute(right.format(role=role).encode())

@@ -208,7 +208,9 @@ def test_the_programs_own_errors_pass_unchanged(db: Db, postgresql_url: str, dri
 
 
 @every_driver
-def test_what_the_program_must_leave_to_the_wrapper(db: Db, postgresql_url: str, driver: str) -> None:
+def test_a_commit_or_swallowed_error_inside_the_block_is_misuse(
+    db: Db, postgresql_url: str, driver: str
+) -> None:
     """Nothing is claimed: not after an error that was swallowed, nor after a COMMIT or ROLLBACK of one's own."""
 
     async def story(writer: Writer) -> None:

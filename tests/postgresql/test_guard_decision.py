@@ -154,7 +154,7 @@ def test_any_text_is_a_stamp_to_both_or_to_neither(database: Database, texts: li
         f"1:{REALM}:5:\n:{GRANTS[0]}:x",
     ],
 )
-def test_what_looks_like_the_holder_s_stamp_is_none(text: str, database: Database) -> None:
+def test_a_malformed_copy_of_the_holders_stamp_is_refused(text: str, database: Database) -> None:
     """Also where the mark is its own already, and is only shared."""
     database.execute("SELECT fenced_guard.announce_alone(%s)", [f"1:{REALM}:5:0:{GRANTS[0]}:x"])
     with pytest.raises(psycopg.Error) as refused:

@@ -433,7 +433,7 @@ HALVES = [announce(lease(OLD, *PAIR), only=(name,), kind="alone") for name in PA
         ([alone(lease(OLD, *PAIR))], lease(OLD, *PAIR), lease(NEW, *PAIR)),
     ],
 )
-def test_who_is_observed_waits_for_nobody(
+def test_observed_holders_do_not_wait_for_each_other(
     before: list[ScriptStep], holder: Stamp, other: Stamp, mode: str, level: IsolationLevel, world: World
 ) -> None:
     """One holder stays in the middle of its transaction; the other gets through all of his."""

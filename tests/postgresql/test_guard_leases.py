@@ -66,7 +66,7 @@ def test_a_name_of_the_lease_that_was_not_announced_is_not_written(
     write(db, both, 2, ONE, TWO)
 
 
-def test_what_another_guard_observed_raises_no_mark_where_it_is_enforced(
+def test_a_stamp_observed_by_one_guard_raises_no_mark_of_another(
     db: psycopg.Connection, postgresql_url: str
 ) -> None:
     """The observing guard did not wait for the fence, so what was read since is not fenced."""
@@ -107,7 +107,7 @@ def test_a_mark_changes_hands_at_read_committed_alone(db: psycopg.Connection, po
     write(db, stamp(5, 3, ONE, TWO), 1)
 
 
-def test_what_passed_without_a_stamp_opens_nothing_for_one_that_follows(db: psycopg.Connection) -> None:
+def test_an_unstamped_write_opens_no_name_for_a_later_stamp(db: psycopg.Connection) -> None:
     ORDERS.set_mode(db, "enforce")
     with pytest.raises(psycopg.DatabaseError) as caught, db.transaction():
         db.execute("UPDATE orders SET qty = 0 WHERE id = 3")

@@ -137,7 +137,7 @@ def typed(*words: str) -> int:
     return cli._guarded(["guard", *words])
 
 
-def test_who_is_refused_in_require_when_and_from_where(
+def test_status_accounts_for_every_refusal_in_require(
     shop: Shop, postgresql_server: PostgresqlServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The wrapper's refusals are recorded. The others are counted, and the server's log has them as `status` says.
@@ -261,7 +261,7 @@ def test_a_table_that_was_rebuilt_and_one_that_inherits(shop: Shop) -> None:
     write(7)
 
 
-def test_who_can_go_round(shop: Shop) -> None:
+def test_status_names_the_roles_that_can_bypass(shop: Shop) -> None:
     """Superusers, the owner and its members, and those who were granted what switches triggers off; nobody else."""
     roles = ("fenced_owner", "fenced_member", "fenced_tricky", "fenced_plain")
     try:
@@ -283,7 +283,7 @@ def test_who_can_go_round(shop: Shop) -> None:
             shop.db.execute(f"DROP ROLE {role}")
 
 
-def test_what_a_superuser_installs_and_upgrades_belongs_to_the_owner(postgresql_url: str) -> None:
+def test_objects_made_by_a_superuser_belong_to_the_owner(postgresql_url: str) -> None:
     """The guard's functions run with the owner's rights: what they need must be the owner's, whoever has created it."""
     with psycopg.connect(postgresql_url, autocommit=True) as db:
         for role in ("guard_owner", "guard_writer"):
@@ -323,7 +323,7 @@ def test_what_a_superuser_installs_and_upgrades_belongs_to_the_owner(postgresql_
                 db.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}".encode())
 
 
-def test_what_is_added_up_is_not_forgotten(shop: Shop) -> None:
+def test_tidied_records_still_count_against_the_next_stage(shop: Shop) -> None:
     """Tidying makes sums of records; they still speak against the next stage. What was not recorded is counted."""
     for _ in range(5):
         shop.write(44, None, "cron")

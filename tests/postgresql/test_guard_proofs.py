@@ -316,7 +316,7 @@ def test_a_lease_goes_on_without_proofs_once_it_is_announced(shop: Shop) -> None
     assert shop.total() == 11
 
 
-def test_what_is_let_through_is_noted_once(shop: Shop) -> None:
+def test_a_write_that_is_let_through_is_recorded_once(shop: Shop) -> None:
     """Proofs do not make the gentle modes refuse, nor ten rows ten records."""
     shop.require(HMAC)
     for mode, statement, verdict in (
@@ -562,7 +562,7 @@ def test_a_planted_bug_takes_everybody_for_a_writer(shop: Shop, stranger: Connec
         test_a_role_that_may_only_connect_keeps_nobody_out(shop, stranger)
 
 
-def test_who_counts_as_a_writer(shop: Shop, stranger: Connection) -> None:
+def test_roles_with_a_way_to_write_count_as_writers(shop: Shop, stranger: Connection) -> None:
     """Whoever may write the table or a column of it, a member of such a role, or one that the operator names."""
     role, guard = stranger.info.user, fenced.sql.Guard(table="orders", name="orders/{grp}")
     shop.require(HMAC)

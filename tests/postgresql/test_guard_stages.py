@@ -117,7 +117,7 @@ def test_the_end_of_an_override_says_whom_it_does_not_bind(db: Db, connect: Call
     assert step(operator.pending("orders", 0)) == status(db) == ()
 
 
-def test_what_a_role_may_not_see_is_waited_for(db: Db, connect: Callable[[], Db]) -> None:
+def test_set_mode_waits_for_transactions_that_the_role_cannot_see(db: Db, connect: Callable[[], Db]) -> None:
     """An operator without pg_read_all_stats sees no snapshots of others: who was there at the change is waited for."""
     early, later, operator = connect(), connect(), connect()
     has_a_snapshot(early)
@@ -155,7 +155,7 @@ def test_first_announcements_keep_no_operator_waiting(db: Db, connect: Callable[
     early.execute("COMMIT")
 
 
-def test_whoever_comes_after_adopt_waits_for_it(db: Db, connect: Callable[[], Db]) -> None:
+def test_a_transaction_that_begins_after_adopt_waits_for_it(db: Db, connect: Callable[[], Db]) -> None:
     ORDERS.set_mode(db, "require")
     early, operator, later = connect(), connect(), connect()
     early.execute("BEGIN")

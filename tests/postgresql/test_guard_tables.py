@@ -226,7 +226,7 @@ def test_the_row_that_counts_is_the_one_that_is_stored(db: Db, when: str, epoch:
         ("uuid", uuid.UUID(int=5), f"t/{uuid.UUID(int=5)}"),
     ],
 )
-def test_what_a_name_is_made_of(db: Db, kind: str, value: object, name: str) -> None:
+def test_database_and_client_make_the_same_name(db: Db, kind: str, value: object, name: str) -> None:
     """The database and `name_for` write every kind of column alike, and only the right lease covers the row."""
     db.execute("CREATE DOMAIN positive AS integer CHECK (VALUE > 0); CREATE DOMAIN word AS text")
     db.execute("CREATE TYPE mood AS ENUM ('fine', 'so/so'); CREATE DOMAIN moody AS mood")

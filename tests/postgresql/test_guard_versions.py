@@ -125,7 +125,7 @@ def test_a_name_is_made_of_what_is_stored(server: PostgresqlServer) -> None:
             Guard(table="v", name="v/{at}").install(db)
 
 
-def test_whoever_takes_a_name_over(server: PostgresqlServer) -> None:
+def test_a_successor_takes_a_name_over_on_every_version(server: PostgresqlServer) -> None:
     """What a row's lock shows, what the server says of other transactions, and how one is ended."""
     url = server.url(server.create_database())
     with psycopg.connect(url, autocommit=True) as db, psycopg.connect(url, autocommit=True) as old:

@@ -561,7 +561,7 @@ def counted(world: World, *scripts: InterleavingScript) -> dict[str, tuple[list[
     return found
 
 
-def test_who_waits_is_held_back_and_an_error_is_an_outcome(world: World) -> None:
+def test_a_waiting_session_is_held_back_and_errors_are_outcomes(world: World) -> None:
     for isolation, state in (
         (IsolationLevel.READ_COMMITTED, []),
         (IsolationLevel.REPEATABLE_READ, ["40001"]),
@@ -585,7 +585,7 @@ def test_a_deadlock_has_one_victim(world: World) -> None:
     assert all(states in ([], ["40P01"]) for states, _ in found.values())
 
 
-def test_what_is_left_open_is_rolled_back(world: World) -> None:
+def test_open_transactions_are_rolled_back(world: World) -> None:
     found = counted(world, InterleavingScript("A", (RAISE,)), InterleavingScript("B", (RAISE, COMMIT)))
     assert found == dict.fromkeys(("ABB", "BAB", "BBA"), ([], [1, 0]))
 

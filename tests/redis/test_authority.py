@@ -289,7 +289,7 @@ def test_a_wrong_password_is_told_without_any_secret(make: Any, redis_server: Re
         "redis://localhost/0?db=sesame",
     ],
 )
-def test_what_is_no_address_is_misuse(url: str) -> None:
+def test_a_malformed_address_is_misuse(url: str) -> None:
     with pytest.raises(Misuse) as told, fenced.Client(url) as client:
         client.acquire("orders")
     assert ":sesame" not in str(told.value) and "open" not in str(told.value)

@@ -215,7 +215,7 @@ def test_settings_are_looked_at_again_on_each_new_connection(planted: bool) -> N
 
 @pytest.mark.xdist_group("redis")
 @pytest.mark.parametrize("colour", COLOURS)
-def test_what_was_given_up_in_an_outage_is_free_as_soon_as_it_is_repeated(colour: Colour) -> None:
+def test_a_release_repeated_after_an_outage_frees_the_name(colour: Colour) -> None:
     """The server is killed with a release and a withdrawal under way: repeated, both are carried out, and only once."""
 
     async def story(runtime: Runtime) -> None:
@@ -254,7 +254,7 @@ def test_what_was_given_up_in_an_outage_is_free_as_soon_as_it_is_repeated(colour
 
 @pytest.mark.parametrize("thread", [False, True], ids=["here", "another thread"])
 @pytest.mark.parametrize("colour", COLOURS)
-def test_who_is_abandoned_lets_go_of_connections_and_of_nothing_else(
+def test_abandoning_closes_connections_and_nothing_else(
     redis_server: RedisServer, colour: Colour, thread: bool
 ) -> None:
     name = secrets.token_hex(8)

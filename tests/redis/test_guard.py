@@ -424,7 +424,9 @@ def test_an_asyncio_transaction_is_announced_before_it_reads(redis_url: str, tag
     asyncio.run(story())
 
 
-def test_what_is_let_through_is_counted_once(values: RedisValues, client: redis.Redis, tag: str) -> None:
+def test_a_bad_stamp_that_is_let_through_is_counted_once(
+    values: RedisValues, client: redis.Redis, tag: str
+) -> None:
     """Although a transaction is judged twice: when it is announced, and at its end."""
     guard = RedisGuard(tag=tag, mode="shadow")
     guard.announce(client, stamp(6))

@@ -113,7 +113,7 @@ def test_a_mark_that_no_replica_confirms_is_unknown(tag: str, monkeypatch: pytes
                 pass
 
 
-def test_what_a_promotion_loses(tag: str) -> None:
+def test_a_promoted_replica_lacks_marks_it_did_not_confirm(tag: str) -> None:
     """A replica that confirmed nothing is promoted: it has neither the newer holder's write nor its mark."""
     with (
         RedisServer() as primary,

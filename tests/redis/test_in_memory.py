@@ -129,7 +129,7 @@ def test_commands(both: Both, seed: int) -> None:
     both.same_data()
 
 
-def test_what_lua_gives_back(both: Both) -> None:
+def test_lua_results_are_converted_as_by_redis(both: Both) -> None:
     for source in (
         "return 3.9",
         "return {1, 'a', {2, {}}, nil, 5}",

@@ -28,7 +28,7 @@ def test_valkey(check: Check[GuardHarness], colour: Colour, valkey_server: Valke
     run(check, lambda runtime: Harness(runtime, valkey_server), colour)
 
 
-def test_what_redis_does(valkey_server: ValkeyServer) -> None:
+def test_valkey_passes_the_tests_of_the_redis_guard(valkey_server: ValkeyServer) -> None:
     url, tag = valkey_server.url(), secrets.token_hex(8)
     with redis.Redis.from_url(url) as client:
         assert client.info("server")["server_name"] == "valkey"

@@ -427,7 +427,7 @@ def test_only_a_client_that_waits_binds_a_socket(tmp_path: Path) -> None:
         assert path.with_name("leases.db-wake").exists()
 
 
-def test_who_cannot_listen_leaves_the_queue(tmp_path: Path) -> None:
+def test_a_client_that_cannot_listen_leaves_the_queue(tmp_path: Path) -> None:
     """The attempt is queued before its client binds a socket. If it cannot, its caller takes it for never sent."""
     runtime, path = BlockingRuntime(), tmp_path / "leases.db"
     authority = SqliteAuthority(path, runtime)

@@ -112,7 +112,7 @@ def test_a_column_is_a_whole_segment(name: str) -> None:
         Guard(table="t", name=name)
 
 
-def test_what_cannot_be_named_is_refused(db: sqlite3.Connection) -> None:
+def test_columns_that_cannot_name_a_row_are_refused(db: sqlite3.Connection) -> None:
     db.execute("CREATE TABLE t (r REAL, a TEXT, g TEXT AS (a), u TEXT AS (a) STORED)")
     db.execute("CREATE UNIQUE INDEX by_u ON t (u)")
     for column in ("r", "g"):

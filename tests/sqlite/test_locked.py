@@ -135,7 +135,7 @@ def test_a_limit_of_sqlites_own_would_be_noticed(path: Path, monkeypatch: pytest
     play(story, "blocking")
 
 
-def test_who_is_cancelled_leaves_no_thread_waiting(path: Path) -> None:
+def test_a_cancelled_call_leaves_no_thread_waiting(path: Path) -> None:
     """asyncio: the call ends at once, the thread stops waiting for the lock, and a later grant is not made."""
 
     async def story(runtime: Runtime) -> None:
@@ -261,9 +261,7 @@ def test_a_dead_waiter_keeps_its_place_for_ten_seconds(path: Path, colour: Colou
 
 @pytest.mark.parametrize("thread", [False, True], ids=["here", "another thread"])
 @pytest.mark.parametrize("colour", COLOURS)
-def test_who_is_abandoned_lets_go_of_descriptors_and_of_nothing_else(
-    path: Path, colour: Colour, thread: bool
-) -> None:
+def test_abandoning_closes_descriptors_and_nothing_else(path: Path, colour: Colour, thread: bool) -> None:
     async def story(runtime: Runtime) -> None:
         before = set(os.listdir("/proc/self/fd"))
         one = authority(path, runtime)

@@ -76,7 +76,7 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_what_passes_is_the_same_and_counted(proxy: Proxy, connect: Callable[[], Client]) -> None:
+def test_passed_bytes_are_unchanged_and_counted(proxy: Proxy, connect: Callable[[], Client]) -> None:
     client = connect()
     value = os.urandom(5_000_000)
     client.socket.sendall(b"*3\r\n$3\r\nSET\r\n$3\r\nbig\r\n$%d\r\n%b\r\n" % (len(value), value))

@@ -139,7 +139,9 @@ def test_a_given_folder_stays(tmp_path: Path) -> None:
         assert server.execute("GET", "a") == b"1"
 
 
-def test_what_is_missing_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_binary_is_reported_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(postgresql, "PROGRAMS", tmp_path)
     monkeypatch.setattr("fenced_testkit.servers.base.shutil.which", lambda *_args, **_options: None)
     for make, package in ((PostgresqlServer, "postgresql"), (RedisServer, "redis-server")):

@@ -87,7 +87,7 @@ def test_tls_is_chosen_by_the_scheme_and_has_the_same_words_everywhere(
         "://h?wrong=sesame",
     ],
 )
-def test_what_is_no_address_is_misuse_and_shows_no_secret(
+def test_a_malformed_address_is_misuse_and_shows_no_secret(
     kind: type[ServerAddress], scheme: str, rest: str
 ) -> None:
     with pytest.raises(Misuse) as told:

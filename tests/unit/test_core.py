@@ -211,7 +211,7 @@ def test_after_a_failed_release_the_lease_is_over_here(error: type[Unavailable |
     play(story)
 
 
-def test_what_would_have_expired_is_not_repeated_for_ever() -> None:
+def test_a_release_is_not_repeated_after_the_lease_has_expired() -> None:
     async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
         hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=5))
         authority.fails = Unavailable

@@ -80,7 +80,7 @@ def test_turns_are_taken_in_order_and_passed_on_by_who_gives_up() -> None:
     story(play)
 
 
-def test_who_waits_too_long_is_told_and_leaves_its_turn() -> None:
+def test_a_caller_that_waits_too_long_leaves_its_turn() -> None:
     async def play(scene: Story) -> None:
         go = asyncio.Event()
         busy = [scene.request(name, go.wait) for name in "ab"]

@@ -41,7 +41,7 @@ def test_a_proof_covers_all_but_the_seq(key: HmacKey | Ed25519Key) -> None:
     assert not verify(proof, [one for one in KEYS if one.id != key.id])
 
 
-def test_what_is_signed_is_said_to_be_a_proof() -> None:
+def test_a_mac_of_the_bare_stamp_is_no_proof() -> None:
     """A MAC over the bare stamp, made by some other protocol with the same key, is none."""
     bare = stamp(5).bare_text.encode()
     right = hmac.new(SECRET, b"fenced proof 1\n" + bare, hashlib.sha256).hexdigest()

@@ -113,7 +113,7 @@ def test_an_array_in_pieces_is_not_read_from_its_beginning_each_time() -> None:
         b"*1\r\n" * 40,
     ],
 )
-def test_what_is_not_redis_is_said(data: bytes) -> None:
+def test_bytes_that_are_not_resp_are_malformed(data: bytes) -> None:
     reader = RespReader()
     reader.feed(data)
     with pytest.raises(MalformedResp):

@@ -42,7 +42,7 @@ def test_a_layout_of_0_1_has_one_number() -> None:
     assert parsed_schema({"schema": "2", "version": "5", "release": "9.1"}) == Schema(5, 2, "9.1")
 
 
-def test_who_rewrites_a_layout_keeps_what_a_later_version_added() -> None:
+def test_rewriting_a_layout_keeps_fields_of_later_versions() -> None:
     meta = Meta.read(Meta("realm", "lineage", 7).written()[:-1] + b',"version":5,"release":"9.1"}')
     raised = json.loads(meta._replace(offset=9).written())
     assert (raised["offset"], raised["version"], raised["release"]) == (9, 5, "9.1")

@@ -72,7 +72,7 @@ def test_the_first_address_that_answers_is_taken(
         ("no-such-host.invalid", "no-such-host"),
     ],
 )
-def test_what_cannot_be_reached_is_an_error_of_the_system(colour: str, host: str, why: str) -> None:
+def test_an_unreachable_address_is_an_oserror(colour: str, host: str, why: str) -> None:
     with pytest.raises(OSError, match=why):
         run(colour, lambda runtime: runtime.connect((host, 1), runtime.now() + 5))
 
@@ -101,7 +101,7 @@ def test_a_resolver_that_hangs_keeps_nobody(colour: str, port: int, monkeypatch:
 
 
 @pytest.mark.parametrize("colour", ["blocking", "asyncio"])
-def test_who_never_answers_is_left_in_time(colour: str, port: int) -> None:
+def test_a_silent_peer_is_left_at_the_deadline(colour: str, port: int) -> None:
     async def talk(runtime: Runtime) -> None:
         line = runtime.stream(await runtime.connect(("127.0.0.1", port), runtime.now() + 5))
         try:
