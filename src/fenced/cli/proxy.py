@@ -114,7 +114,7 @@ def listen_address(
     "--hmac-key",
     "hmac_keys",
     HmacKey,
-    "Only stamps that a key has signed count: this one, or another. In hexadecimal.",
+    "Accept only stamps signed by one of these keys. FILE holds the key in hexadecimal. May be repeated.",
 )
 @_keys("--ed25519-key", "public_keys", Ed25519Public, "The same with a public key: PEM, or hexadecimal.")
 @click.option("--upstream-ca", metavar="FILE", help="Trust an https upstream by these certificates.")

@@ -127,7 +127,7 @@ class TokenFile:
         return self._known.get(by.sha256) == by
 
     def principal(self, authorization: Sequence[str]) -> Principal | None:
-        """Whose request this is, by its Authorization headers; None: nobody's that we know."""
+        """The client that the Authorization header identifies; None if the token is unknown."""
         if len(authorization) != 1:
             return None
         scheme, _, token = authorization[0].partition(" ")

@@ -37,7 +37,7 @@ class RequestBody(Struct, forbid_unknown_fields=True):
 
 
 class HolderBody(RequestBody):
-    """Who asks, for people who read it. Without an id each attempt gets one of its own."""
+    """Who asks, shown to people. An empty id is replaced by a random one."""
 
     id: Label = ""
     label: Label = ""

@@ -92,7 +92,7 @@ class OpenPage:
 
 @dataclass(slots=True)
 class LookFound:
-    """A look, compared with what was sent before it."""
+    """One poll of the store, as a difference to the previous one."""
 
     differ: list[NameView] = field(default_factory=list)
     """The names that differ by more than the time that has passed."""

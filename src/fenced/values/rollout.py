@@ -89,7 +89,7 @@ class DecisionCount:
     who: str | None = None
     application: str | None = None
     pattern: str | None = None
-    """Whose mode counted; None where that is not known: then it counts for every pattern with that mode."""
+    """The pattern whose mode applied. None: unknown, counted for every pattern with that mode."""
     address: str | None = None
     """Where the last one came from, as in a Decision."""
     pid: int | None = None
@@ -158,7 +158,7 @@ class GuardStatus:
     wrong: tuple[str, ...] = ()
     """What keeps the guard from seeing every write."""
     bypass: tuple[str, ...] = ()
-    """Who could go round it, and how."""
+    """Roles that can bypass the guard, and how."""
     pending: tuple[str, ...] = ()
     """Transactions that began before the last change of a mode, which does not bind them."""
 

@@ -82,7 +82,7 @@ class ZooKeeperCells:
         return stat.version, blob
 
     async def swap(self, changes: Sequence[tuple[str, int, bytes | None]]) -> Swapped:
-        """One multi. That a cell does not exist is compared by creating it, and deleting it if nothing is written."""
+        """One multi. To assert that a node does not exist, create it (and delete it again if nothing is written)."""
         requests: list[bytes] = []
         for key, version, blob in changes:
             path = self._paths.node(key)
