@@ -27,7 +27,7 @@ def run(folder: Path, effort: Effort) -> Iterator[Figure]:
     os.environ.update(KEYS)
     with DynamoServer() as server:
         client: Any = boto3.client("dynamodb", endpoint_url=server.endpoint())
-        guard = DynamoGuard(client, TABLE, prefix="bench")
+        guard = DynamoGuard(TABLE, prefix="bench")
         tokens = itertools.count(2)
 
         def put() -> None:
@@ -41,12 +41,12 @@ def run(folder: Path, effort: Effort) -> Iterator[Figure]:
             client.put_item(**WRITE)
 
         def same() -> None:
-            with guard.transaction(_stamp("same", 1)) as tx:
+            with guard.transaction(client, _stamp("same", 1)) as tx:
                 tx.put(**WRITE)
 
         def newer() -> None:
-            guard._marks._seen.clear()  # another process has written last
-            with guard.transaction(_stamp("newer", next(tokens))) as tx:
+            guard._of(client)._seen.clear()  # another process has written last
+            with guard.transaction(client, _stamp("newer", next(tokens))) as tx:
                 tx.get(TableName="stock", Key=KEY)
                 tx.put(**WRITE)
 

@@ -11,7 +11,7 @@ from bench.figures import Figure, ratio
 from bench.interleaved import Effort, loaded_medians, medians
 from bench.on_etcd import DEFAULTS
 from fenced.client.guarding import Values
-from fenced.etcd import AsyncEtcdGuard, EtcdGuard
+from fenced.etcd import AsyncEtcdClient, AsyncEtcdGuard, EtcdClient, EtcdGuard
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.etcd.address import EtcdAddress
@@ -41,14 +41,14 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
 def _alone(name: str, url: str, most: float, effort: Effort) -> Iterator[Figure]:
     runtime = BlockingRuntime()
     wire = EtcdWire(EtcdAddress(url), runtime)
-    guard, values = EtcdGuard(url, prefix="bench"), Values(f"{url}?prefix=values")
+    etcd, guard, values = EtcdClient(url), EtcdGuard(prefix="bench"), Values(f"{url}?prefix=values")
     tokens, same = itertools.count(2), _stamp("same", 1)
 
     def bare() -> None:
         step(wire.call(PUT, data(1, b"bare") + data(2, BODY), runtime.now() + 5))
 
     def fenced(stamp: Stamp = same) -> None:
-        with guard.transaction(stamp) as tx:
+        with guard.transaction(etcd, stamp) as tx:
             tx.put(b"ours", BODY)
 
     for key, what, action, target in (
@@ -64,14 +64,15 @@ def _alone(name: str, url: str, most: float, effort: Effort) -> Iterator[Figure]
         theirs, ours = medians(bare, action, rounds=effort.of(ROUNDS), warm_up=effort.size(50))
         yield ratio(f"guards_etcd.{key}", f"{name}: {what}", ours, theirs, target=target, against=AGAINST)
     wire.close()
-    guard.close()
+    etcd.close()
     values.close()
 
 
 async def _loaded(url: str, effort: Effort) -> tuple[float, float]:
     """Seconds for each put if many tasks put, by turns with the guard and without."""
     runtime = AioRuntime()
-    wire, guard = EtcdWire(EtcdAddress(url), runtime), AsyncEtcdGuard(url, prefix="loaded")
+    wire, etcd = EtcdWire(EtcdAddress(url), runtime), AsyncEtcdClient(url)
+    guard = AsyncEtcdGuard(prefix="loaded")
 
     async def bare(task: int) -> None:
         await wire.call(PUT, data(1, b"bare/%d" % task) + data(2, BODY), runtime.now() + 5)
@@ -79,12 +80,12 @@ async def _loaded(url: str, effort: Effort) -> tuple[float, float]:
     stamps = [_stamp(f"name/{task}", 1) for task in range(TASKS)]
 
     async def fenced(task: int) -> None:
-        async with guard.transaction(stamps[task]) as tx:
+        async with guard.transaction(etcd, stamps[task]) as tx:
             tx.put(b"ours/%d" % task, BODY)
 
     theirs, ours = await loaded_medians(bare, fenced, tasks=TASKS, count=20, rounds=effort.of(20))
     wire.close()
-    await guard.close()
+    await etcd.close()
     runtime.close()
     return theirs, ours
 

@@ -31,7 +31,7 @@ def run(folder: Path, effort: Effort) -> Iterator[Figure]:
             aws_secret_access_key="b",
         )
         client.put_object(Bucket=BUCKET, Key="plain", Body=BODY)
-        guards = [ObjectGuard(client, BUCKET, prefix="bench") for _ in range(2)]
+        guards = [ObjectGuard(BUCKET, prefix="bench") for _ in range(2)]
         tokens = itertools.count(2)
 
         def plain() -> None:
@@ -39,13 +39,13 @@ def run(folder: Path, effort: Effort) -> Iterator[Figure]:
             client.put_object(Bucket=BUCKET, Key="plain", Body=BODY)
 
         def change(guard: ObjectGuard, name: str, token: int) -> None:
-            with guard.change(_stamp(name, token), name) as found:
+            with guard.change(client, _stamp(name, token), name) as found:
                 found.body = BODY
 
         def newer() -> None:  # the guards take turns, so neither remembers what is there
             token = next(tokens)
             guard = guards[token % 2]
-            guard._objects.marks._seen.clear()
+            guard._of(client).marks._seen.clear()
             change(guard, "newer", token)
 
         def same() -> None:

@@ -17,7 +17,7 @@ import redis.asyncio
 import fenced
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, loaded_medians, medians
-from fenced.redis import RedisGuard
+from fenced.redis import AsyncRedisGuard, RedisGuard
 from fenced.runtime.blocking import step
 from fenced.stores.redis.guard.clients import ClientChannel
 from fenced.stores.redis.guard.fence import FenceOptions, RedisFence
@@ -95,7 +95,7 @@ def _one_connection(
 
 async def _with_redis_py(url: str, effort: Effort) -> tuple[float, float]:
     """As a program writes it, with redis-py on both sides: many tasks, each with a connection of the pool."""
-    guard = RedisGuard(guarantee="best-effort")
+    guard = AsyncRedisGuard(guarantee="best-effort")
     async with (
         redis.asyncio.Redis.from_url(url, max_connections=CONNECTIONS) as client,
         fenced.AsyncClient("memory:") as leases,

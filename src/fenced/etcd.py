@@ -1,15 +1,26 @@
 """EtcdGuard: your own transactions on etcd, behind the fence in the same transaction."""
 
 from fenced.stores.etcd.guard.own import (
+    AsyncEtcdClient,
     AsyncEtcdGuard,
     AsyncEtcdTransaction,
-    EtcdFence,
+    EtcdClient,
+    EtcdCompares,
     EtcdGuard,
     EtcdTransaction,
     EtcdValue,
 )
 
-__all__ = ["AsyncEtcdGuard", "AsyncEtcdTransaction", "EtcdFence", "EtcdGuard", "EtcdTransaction", "EtcdValue"]
+__all__ = [
+    "AsyncEtcdClient",
+    "AsyncEtcdGuard",
+    "AsyncEtcdTransaction",
+    "EtcdClient",
+    "EtcdCompares",
+    "EtcdGuard",
+    "EtcdTransaction",
+    "EtcdValue",
+]
 
 
 def __dir__() -> list[str]:

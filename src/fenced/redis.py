@@ -1,6 +1,9 @@
 """RedisGuard: commands on the program's own Redis client, behind the fence in one atomic step."""
 
 from fenced.stores.redis.guard.own import (
+    AsyncGuardedLibrary,
+    AsyncGuardedScript,
+    AsyncRedisGuard,
     AsyncRedisTransaction,
     GuardedLibrary,
     GuardedScript,
@@ -8,7 +11,16 @@ from fenced.stores.redis.guard.own import (
     RedisTransaction,
 )
 
-__all__ = ["AsyncRedisTransaction", "GuardedLibrary", "GuardedScript", "RedisGuard", "RedisTransaction"]
+__all__ = [
+    "AsyncGuardedLibrary",
+    "AsyncGuardedScript",
+    "AsyncRedisGuard",
+    "AsyncRedisTransaction",
+    "GuardedLibrary",
+    "GuardedScript",
+    "RedisGuard",
+    "RedisTransaction",
+]
 
 
 def __dir__() -> list[str]:

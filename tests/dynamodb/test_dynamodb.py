@@ -38,6 +38,7 @@ from fenced.values.contracts import MANY_NAMES
 from fenced.values.model import Stamp
 from fenced_testkit.servers import DynamoServer
 from fenced_testkit.servers.dynamodb import TABLE
+from tests.bound import Bound
 from tests.entering import is_entered_once, is_entered_once_by_tasks
 from tests.guard_outage_harness import is_used_after_a_fork
 
@@ -89,11 +90,11 @@ def item() -> Item:
 
 
 @pytest.fixture
-def guard(client: Any) -> DynamoGuard:
-    return DynamoGuard(client, TABLE, prefix=f"guard-{next(_numbers)}")
+def guard(client: Any) -> Bound:
+    return Bound(DynamoGuard(TABLE, prefix=f"guard-{next(_numbers)}"), client)
 
 
-def test_a_stale_holder_changes_nothing(guard: DynamoGuard, client: Any, item: Item) -> None:
+def test_a_stale_holder_changes_nothing(guard: Bound, client: Any, item: Item) -> None:
     with fenced.Client("memory:") as leases:
         with leases.hold(NAME) as first:
             with guard.transaction(first, NAME) as tx:
@@ -119,7 +120,7 @@ def test_a_stale_holder_changes_nothing(guard: DynamoGuard, client: Any, item: I
 
 def test_the_same_in_asyncio(dynamo_server: DynamoServer, client: Any, item: Item) -> None:
     async def story(asking: Any, prefix: str) -> None:
-        guard = AsyncDynamoGuard(asking, TABLE, prefix=prefix)
+        guard = Bound(AsyncDynamoGuard(TABLE, prefix=prefix), asking)
         async with guard.transaction(stamp(5)) as tx:
             tx.put(**item.put(1))
         await guard.announce(stamp(6))
@@ -132,12 +133,11 @@ def test_the_same_in_asyncio(dynamo_server: DynamoServer, client: Any, item: Ite
             tx.update(**item.one_more())
         with pytest.raises(Misuse, match="async with"), guard.transaction(stamp(6)):
             pass
-        await guard.close()
 
     async def both() -> None:
         async with get_session().create_client("dynamodb", endpoint_url=dynamo_server.endpoint()) as asking:
             with pytest.raises(Misuse, match="AsyncDynamoGuard"):
-                DynamoGuard(asking, TABLE)
+                DynamoGuard(TABLE).announce(asking, stamp(5))
             await story(asking, f"aio-{next(_numbers)}")
         await story(client, f"aio-{next(_numbers)}")
 
@@ -145,7 +145,7 @@ def test_the_same_in_asyncio(dynamo_server: DynamoServer, client: Any, item: Ite
     assert item.count(client) == 2
 
 
-def test_conditions_of_the_callers_own(guard: DynamoGuard, client: Any, item: Item) -> None:
+def test_conditions_of_the_callers_own(guard: Bound, client: Any, item: Item) -> None:
     """Conflict, and nothing was written; the fence is judged first."""
     other = Item()
     absent = {"ConditionExpression": "attribute_not_exists(id)"}
@@ -167,7 +167,7 @@ def test_conditions_of_the_callers_own(guard: DynamoGuard, client: Any, item: It
     assert item.count(client) == 1
 
 
-def test_several_names(guard: DynamoGuard, client: Any, item: Item) -> None:
+def test_several_names(guard: Bound, client: Any, item: Item) -> None:
     both = stamp(5, 1, "a", "b")
     with guard.transaction(both) as tx:
         tx.put(**item.put(1))
@@ -181,7 +181,7 @@ def test_several_names(guard: DynamoGuard, client: Any, item: Item) -> None:
     assert item.count(client) == 3
 
 
-def test_mistakes(guard: DynamoGuard, client: Any, item: Item) -> None:
+def test_mistakes(guard: Bound, client: Any, item: Item) -> None:
     with pytest.raises(Misuse, match="belongs to the guard"), guard.transaction(stamp(5)) as tx:
         tx.delete(TableName=TABLE, Key={"name": {"S": "config"}})
     with pytest.raises(Unsupported, match="100 items"), guard.transaction(stamp(5)) as tx:
@@ -196,14 +196,14 @@ def test_mistakes(guard: DynamoGuard, client: Any, item: Item) -> None:
     with pytest.raises(Misuse, match="not found"), guard.transaction(stamp(5)) as tx:
         tx.delete(**nowhere)
     with pytest.raises(Misuse, match="give the guard"):
-        DynamoGuard(boto3.resource("dynamodb"), TABLE)
+        DynamoGuard(TABLE).announce(boto3.resource("dynamodb"), stamp(5))
     for wrong, table in (
         (boto3.resource("dynamodb", endpoint_url=client.meta.endpoint_url).meta.client, TABLE),
         (client, "stock"),
         (client, "no-such-table"),
     ):
         with pytest.raises(Misconfigured, match="create-table"):
-            DynamoGuard(wrong, table).announce(stamp(5))
+            Bound(DynamoGuard(table), wrong).announce(stamp(5))
     for url in ("dynamodb:///prefix", "dynamodb://key:secret@table", "dynamodb://table?colour=red"):
         with pytest.raises(Misuse):
             fenced.Values(url)
@@ -232,7 +232,7 @@ def careless(endpoint: str, operation: str) -> Any:
 # proves guard dynamodb: conditions-proven
 @pytest.mark.parametrize("operation", ["PutItem", "TransactWriteItems"])
 def test_a_server_that_ignores_conditions_is_refused(operation: str, dynamo_server: DynamoServer) -> None:
-    guard = DynamoGuard(careless(dynamo_server.endpoint(), operation), TABLE, prefix="careless")
+    guard = Bound(DynamoGuard(TABLE, prefix="careless"), careless(dynamo_server.endpoint(), operation))
     with pytest.raises(Misconfigured, match="ignores the condition"):
         guard.announce(stamp(5))
 
@@ -244,11 +244,11 @@ def test_a_server_without_transactions(dynamo_server: DynamoServer, item: Item) 
     client.meta.events.register(
         "before-call.dynamodb.TransactWriteItems", lambda **_: (AWSResponse("", 400, {}, None), unknown)
     )
-    guard = DynamoGuard(client, TABLE, prefix=f"guard-{next(_numbers)}")
+    guard = Bound(DynamoGuard(TABLE, prefix=f"guard-{next(_numbers)}"), client)
     guard.announce(stamp(5, 1, "a", "b"))
     with pytest.raises(Unsupported, match="TransactWriteItems"), guard.transaction(stamp(5)) as tx:
         tx.put(**item.put(1))
-    marks = guard._marks
+    marks = guard._of()
     assert MANY_NAMES not in marks.traits
     with pytest.raises(StaleToken):
         guard.announce(stamp(4, 1, "b"))
@@ -270,7 +270,7 @@ def test_a_cut_transaction_happens_once(
     """Under the same token, where no new mark shows whether it happened: adding twice would be seen."""
     with Proxy(dynamo_server.host, dynamo_server.port) as proxy:
         through = connect(f"http://{proxy.host}:{proxy.port}", tries)
-        guard = DynamoGuard(through, TABLE, prefix=f"guard-{next(_numbers)}")
+        guard = Bound(DynamoGuard(TABLE, prefix=f"guard-{next(_numbers)}"), through)
         with guard.transaction(stamp(5)) as tx:
             tx.update(**item.one_more())
         trigger = proxy.on(b"TransactWriteItems", fault)
@@ -303,7 +303,7 @@ def test_a_cancelled_transaction(
 ) -> None:
     """As AWS documents it; no emulator has two transactions in progress."""
     client = connect(dynamo_server.endpoint())
-    guard = DynamoGuard(client, TABLE, prefix=f"guard-{next(_numbers)}")
+    guard = Bound(DynamoGuard(TABLE, prefix=f"guard-{next(_numbers)}"), client)
     left = [reasons] * 2
 
     def cancel(**_: Any) -> Any:
@@ -340,7 +340,7 @@ def test_a_thousand_late_writes(dynamo_server: DynamoServer, client: Any, item: 
     prefix = f"guard-{next(_numbers)}"
     pausing = connect(dynamo_server.endpoint())
     queued: list[Any] = []
-    guard = DynamoGuard(pausing, TABLE, prefix=prefix)
+    guard = Bound(DynamoGuard(TABLE, prefix=prefix), pausing)
     with contextlib.suppress(Paused), guard.transaction(stamp(5)) as tx:
         tx.update(**item.one_more())
 
@@ -349,7 +349,7 @@ def test_a_thousand_late_writes(dynamo_server: DynamoServer, client: Any, item: 
             raise Paused
 
         pausing.meta.events.register("before-send.dynamodb.TransactWriteItems", pause)
-    with DynamoGuard(client, TABLE, prefix=prefix).transaction(stamp(6)) as tx:
+    with Bound(DynamoGuard(TABLE, prefix=prefix), client).transaction(stamp(6)) as tx:
         tx.put(**item.put(100))
     (late,) = queued
     connection = http.client.HTTPConnection(dynamo_server.host, dynamo_server.port, timeout=60)
@@ -368,7 +368,7 @@ def test_tokens_of_eight_holders_never_fall(client: Any, item: Item) -> None:
     wrong: list[BaseException] = []
 
     def holder() -> None:
-        guard = DynamoGuard(client, TABLE, prefix=prefix)
+        guard = Bound(DynamoGuard(TABLE, prefix=prefix), client)
         try:
             for _ in range(4):
                 with lock:
@@ -403,8 +403,8 @@ def test_a_drill(dynamo_server: DynamoServer) -> None:
 
 def test_a_rule_that_is_not_installed(client: Any) -> None:
     prefix = f"rule-{next(_numbers)}"
-    DynamoGuard(client, TABLE, prefix=prefix).announce(stamp(5))
-    wrong = DynamoGuard(client, TABLE, prefix=prefix, rule="once")
+    Bound(DynamoGuard(TABLE, prefix=prefix), client).announce(stamp(5))
+    wrong = Bound(DynamoGuard(TABLE, prefix=prefix, rule="once"), client)
     with pytest.raises(Misconfigured, match=r"rule retry.*says once"), wrong.transaction(stamp(5)):
         raise AssertionError
 
@@ -412,8 +412,8 @@ def test_a_rule_that_is_not_installed(client: Any) -> None:
 def test_a_transaction_is_entered_once(client: Any) -> None:
     item, prefix = Item(), f"once-{next(_numbers)}"
     guard, suspending = (
-        DynamoGuard(client, TABLE, prefix=prefix),
-        AsyncDynamoGuard(client, TABLE, prefix=prefix),
+        Bound(DynamoGuard(TABLE, prefix=prefix), client),
+        Bound(AsyncDynamoGuard(TABLE, prefix=prefix), client),
     )
     is_entered_once(lambda: guard.transaction(stamp(5)), lambda tx: tx.update(**item.one_more()))
 
@@ -421,7 +421,6 @@ def test_a_transaction_is_entered_once(client: Any) -> None:
         await is_entered_once_by_tasks(
             lambda: suspending.transaction(stamp(5)), lambda tx: tx.update(**item.one_more())
         )
-        await suspending.close()
 
     asyncio.run(story())
     assert client.get_item(**item.at, ConsistentRead=True)["Item"]["count"] == {"N": "2"}
@@ -429,7 +428,7 @@ def test_a_transaction_is_entered_once(client: Any) -> None:
 
 def test_limits_are_unsupported(client: Any, dynamo_server: DynamoServer) -> None:
     """Too many items, or one that is too large: nothing is written, and the guard goes on."""
-    guard, item = DynamoGuard(client, TABLE, prefix=f"limits-{next(_numbers)}"), Item()
+    guard, item = Bound(DynamoGuard(TABLE, prefix=f"limits-{next(_numbers)}"), client), Item()
     large = item.put(1)
     large["Item"]["text"] = {"S": "x" * 500_000}
     for writes in ([item.put(1), *(Item().put(1) for _ in range(99))], [large]):
@@ -462,13 +461,13 @@ class Overloaded:
 def test_unprocessed_keys_are_asked_for_again(client: Any) -> None:
     """They are not missing: the highest mark is among them, and so is the one that refuses."""
     prefix = f"busy-{next(_numbers)}"
-    DynamoGuard(client, TABLE, prefix=prefix).announce(stamp(9, 0, "a", "b", "c"))
-    guard = DynamoGuard(Overloaded(client), TABLE, prefix=prefix)
+    Bound(DynamoGuard(TABLE, prefix=prefix), client).announce(stamp(9, 0, "a", "b", "c"))
+    guard = Bound(DynamoGuard(TABLE, prefix=prefix), Overloaded(client))
     with pytest.raises(StaleToken):
         guard.announce(stamp(8, 0, "a", "b", "c"))
     for name, token in (("a", 10), ("b", 11), ("c", 12)):
         guard.announce(stamp(token, 0, name))
-    assert step(guard._marks.highest()) == 12
+    assert step(guard._of().highest()) == 12
 
 
 def test_unprocessed_keys_that_count_as_missing_are_noticed(

@@ -26,7 +26,7 @@ from fenced.errors import (
     Unavailable,
     Unsupported,
 )
-from fenced.etcd import AsyncEtcdGuard, EtcdGuard
+from fenced.etcd import AsyncEtcdClient, AsyncEtcdGuard, EtcdClient, EtcdGuard
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.etcd.claims import ClaimKeys
 from fenced.stores.etcd.guard import values
@@ -38,6 +38,7 @@ from fenced.testing.kit import NAME, by, stamp
 from fenced.values import timing
 from fenced.values.contracts import MANY_NAMES
 from fenced_testkit.servers import EtcdServer
+from tests.bound import Bound
 from tests.entering import is_entered_once, is_entered_once_by_tasks
 from tests.guard_outage_harness import is_used_after_a_fork
 
@@ -48,13 +49,13 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def guard(etcd_url: str, prefix: str) -> Iterator[EtcdGuard]:
-    guard = EtcdGuard(etcd_url, prefix=prefix)
+def guard(etcd_url: str, prefix: str) -> Iterator[Bound]:
+    guard = Bound(EtcdGuard(prefix=prefix), EtcdClient(etcd_url))
     yield guard
-    guard.close()
+    guard.client.close()
 
 
-def test_compares_puts_and_the_fence_are_one_transaction(guard: EtcdGuard, prefix: str) -> None:
+def test_compares_puts_and_the_fence_are_one_transaction(guard: Bound, prefix: str) -> None:
     """Several names at once; a stale holder's block changes nothing, and a conflict is not taken for it."""
     stock, log = f"{prefix}/stock".encode(), f"{prefix}/log".encode()
     with guard.transaction(stamp(5, 1, "a", "b")) as tx:
@@ -76,7 +77,7 @@ def test_compares_puts_and_the_fence_are_one_transaction(guard: EtcdGuard, prefi
         assert (tx.get(stock).value, tx.get(log).value) == (b"10", None)
 
 
-def test_a_body_that_raises_sends_nothing(guard: EtcdGuard, prefix: str) -> None:
+def test_a_body_that_raises_sends_nothing(guard: Bound, prefix: str) -> None:
     key = f"{prefix}/stock".encode()
     with pytest.raises(ZeroDivisionError), guard.transaction(stamp(5)) as tx:
         tx.put(key, b"10")
@@ -85,10 +86,10 @@ def test_a_body_that_raises_sends_nothing(guard: EtcdGuard, prefix: str) -> None
         assert tx.get(key).value is None
         for wrong in ("stock", b"", b"fenced-guard/default"):
             with pytest.raises(Misuse):
-                tx.put(wrong, b"")  # type: ignore[arg-type]
+                tx.put(wrong, b"")
 
 
-def test_marks_that_were_announced_let_nobody_else_in(guard: EtcdGuard, prefix: str) -> None:
+def test_marks_that_were_announced_let_nobody_else_in(guard: Bound, prefix: str) -> None:
     """A further transaction makes no credential. A lease that was released, and a stamp without names, are refused."""
     with fenced.Client("memory:") as leases:
         lease = leases.acquire("a", ttl=600)
@@ -104,7 +105,7 @@ def test_marks_that_were_announced_let_nobody_else_in(guard: EtcdGuard, prefix: 
 
 @pytest.mark.parametrize("rule", ["sequenced", "once"])
 def test_rules_that_count_writes(etcd_url: str, prefix: str, rule: str) -> None:
-    guard = EtcdGuard(etcd_url, prefix=prefix, rule=rule)  # type: ignore[arg-type]
+    guard = Bound(EtcdGuard(prefix=prefix, rule=rule), EtcdClient(etcd_url))  # type: ignore[arg-type]
     key = f"{prefix}/stock".encode()
     with guard.transaction(stamp(5, 1)) as tx:
         tx.put(key, b"1")
@@ -114,15 +115,15 @@ def test_rules_that_count_writes(etcd_url: str, prefix: str, rule: str) -> None:
         tx.put(key, b"again")
     assert type(refused.value).__name__ == {"sequenced": "AlreadyApplied", "once": "DuplicateStamp"}[rule]
     with pytest.raises(Unsupported, match="transaction"):
-        guard.fence(stamp(5, 2))
-    guard.close()
+        guard.compares(stamp(5, 2))
+    guard.client.close()
 
 
 # proves guard etcd: one-transaction
 def test_a_further_transaction_is_one_round_trip(etcd_server: EtcdServer, prefix: str) -> None:
     """For the same holder, however often; so are a refusal and a mode that another process has set."""
     with Proxy(etcd_server.host, etcd_server.port, http2_reply) as proxy:
-        guard = EtcdGuard(f"etcd://{proxy.host}:{proxy.port}", prefix=prefix)
+        guard = Bound(EtcdGuard(prefix=prefix), EtcdClient(f"etcd://{proxy.host}:{proxy.port}"))
         key = f"{prefix}/stock".encode()
 
         def one(token: int) -> int:
@@ -146,11 +147,11 @@ def test_a_further_transaction_is_one_round_trip(etcd_server: EtcdServer, prefix
         with pytest.raises(StaleToken):
             one(5)
         step(other.close())
-        guard.close()
+        guard.client.close()
     assert MANY_NAMES in guard.traits
 
 
-def test_compares_for_other_clients(guard: EtcdGuard, etcd_server: EtcdServer, prefix: str) -> None:
+def test_compares_for_other_clients(guard: Bound, etcd_server: EtcdServer, prefix: str) -> None:
     """In etcd3gw's JSON and as gRPC messages: they hold until a newer token is announced, or a mode changes."""
     key = etcd3gw.utils._encode(f"{prefix}/stock")
     gateway = etcd3gw.client(host=etcd_server.host, port=etcd_server.port, api_path="/v3/")
@@ -160,24 +161,24 @@ def test_compares_for_other_clients(guard: EtcdGuard, etcd_server: EtcdServer, p
         done = gateway.transaction({"compare": compares, "success": [put], "failure": []})
         return bool(done.get("succeeded", False))
 
-    fence = guard.fence(stamp(5))
-    assert write(fence.json()) and write(guard.fence(stamp(5)).json())
+    fence = guard.compares(stamp(5))
+    assert write(fence.json()) and write(guard.compares(stamp(5)).json())
     messages = [aetcd.rpc.Compare.FromString(raw) for raw in fence.messages()]
     assert [(each.key, each.mod_revision) for each in messages] == [(c[0], c[3]) for c in fence.compares]
     guard.announce(stamp(6))
     assert not write(fence.json())
     with pytest.raises(StaleToken):
-        guard.fence(stamp(5))
-    newer = guard.fence(stamp(6))
-    step(guard._marks.set_mode("observe"))
+        guard.compares(stamp(5))
+    newer = guard.compares(stamp(6))
+    step(guard._of().set_mode("observe"))
     assert not write(newer.json()), "the modes are compared, too"
-    assert write(guard.fence(stamp(5)).json()), "in observe the older one passes"
+    assert write(guard.compares(stamp(5)).json()), "in observe the older one passes"
     gateway.session.close()
 
 
 def test_still_held(etcd_url: str, prefix: str) -> None:
     """The authority is on the same etcd: a lease that is over is refused, although nobody has announced since."""
-    guard = EtcdGuard(etcd_url, prefix=prefix, namespace=prefix)
+    guard = Bound(EtcdGuard(prefix=prefix, namespace=prefix), EtcdClient(etcd_url))
     key = f"{prefix}/stock".encode()
     with fenced.Client(etcd_url, namespace=prefix, guarantee="best-effort") as client:
         with client.hold(NAME) as lease:
@@ -195,14 +196,14 @@ def test_still_held(etcd_url: str, prefix: str) -> None:
         never_granted = late._replace(token=late.token + 100, grant="f" * 32)
         with pytest.raises(LeaseLost), guard.transaction(never_granted, still_held=True) as tx:
             tx.put(key, b"refused")
-    guard.close()
+    guard.client.close()
 
 
 def test_still_held_compares_every_name(etcd_url: str, prefix: str) -> None:
     """A name of the lease whose claim is gone, whichever it is: LeaseLost, and nothing is written."""
     key, claims = f"{prefix}/stock".encode(), ClaimKeys(prefix)
     with (
-        contextlib.closing(EtcdGuard(etcd_url, prefix=prefix, namespace=prefix)) as guard,
+        contextlib.closing(Bound(EtcdGuard(prefix=prefix, namespace=prefix), EtcdClient(etcd_url))) as guard,
         fenced.Client(etcd_url, namespace=prefix, guarantee="best-effort") as client,
     ):
         for gone in ("a", "b"):
@@ -210,10 +211,10 @@ def test_still_held_compares_every_name(etcd_url: str, prefix: str) -> None:
                 with guard.transaction(lease, still_held=True) as tx:
                     tx.put(key, b"held")
                 request = txn((), [delete(claims.claim(gone))])
-                step(guard._marks.cells.wire.call(messages.TXN, request, BlockingRuntime().now() + 5))
+                step(guard._of().cells.wire.call(messages.TXN, request, BlockingRuntime().now() + 5))
                 with pytest.raises(LeaseLost), guard.transaction(lease, still_held=True) as tx:
                     tx.put(key, b"refused")
-        assert step(guard._marks.look(key)).value == b"held"
+        assert step(guard._of().look(key)).value == b"held"
 
 
 def test_a_first_name_that_speaks_for_all_is_noticed(
@@ -227,7 +228,7 @@ def test_a_first_name_that_speaks_for_all_is_noticed(
 
 @pytest.mark.parametrize("carried_out", [True, False])
 def test_no_space_may_have_happened(
-    guard: EtcdGuard, prefix: str, monkeypatch: pytest.MonkeyPatch, carried_out: bool
+    guard: Bound, prefix: str, monkeypatch: pytest.MonkeyPatch, carried_out: bool
 ) -> None:
     """A member with less space than the others may refuse what was carried out: never "nothing happened"."""
     key, call = f"{prefix}/stock".encode(), EtcdWire.call
@@ -251,22 +252,22 @@ def test_no_space_may_have_happened(
 
 
 def test_no_space_that_counts_as_nothing_happened_is_noticed(
-    guard: EtcdGuard, prefix: str, monkeypatch: pytest.MonkeyPatch
+    guard: Bound, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(values, "NoSpace", ZeroDivisionError)  # so it is not caught, and is Unavailable
     with pytest.raises(Unavailable):
         test_no_space_may_have_happened(guard, prefix, monkeypatch, True)
 
 
-def test_names_that_are_none(guard: EtcdGuard, prefix: str) -> None:
+def test_names_that_are_none(guard: Bound, prefix: str) -> None:
     for name in ("a//b", ["a"], None):
-        with pytest.raises(Misuse), guard.transaction(stamp(5, 1), name) as tx:  # type: ignore[arg-type]
+        with pytest.raises(Misuse), guard.transaction(stamp(5, 1), name) as tx:
             tx.put(f"{prefix}/stock".encode(), b"1")
 
 
 def test_asyncio(etcd_url: str, prefix: str) -> None:
     async def story() -> None:
-        guard = AsyncEtcdGuard(etcd_url, prefix=prefix)
+        guard = Bound(AsyncEtcdGuard(prefix=prefix), AsyncEtcdClient(etcd_url))
         key = f"{prefix}/stock".encode()
         async with guard.transaction(stamp(5)) as tx:
             assert (await tx.get(key)).value is None
@@ -275,8 +276,8 @@ def test_asyncio(etcd_url: str, prefix: str) -> None:
         with pytest.raises(StaleToken):
             async with guard.transaction(stamp(5)) as tx:
                 tx.put(key, b"zombie")
-        assert len((await guard.fence(stamp(6))).compares) == 2
-        await guard.close()
+        assert len((await guard.compares(stamp(6))).compares) == 2
+        await guard.client.close()
 
     asyncio.run(story())
 
@@ -285,7 +286,10 @@ def test_a_thousand_late_writes(etcd_url: str, prefix: str, monkeypatch: pytest.
     """Queued by a holder that was overtaken, and sent at once on several connections: none is admitted."""
 
     async def story() -> None:
-        guard, newer = AsyncEtcdGuard(etcd_url, prefix=prefix), AsyncEtcdGuard(etcd_url, prefix=prefix)
+        guard, newer = (
+            Bound(AsyncEtcdGuard(prefix=prefix), AsyncEtcdClient(etcd_url)),
+            Bound(AsyncEtcdGuard(prefix=prefix), AsyncEtcdClient(etcd_url)),
+        )
         key = f"{prefix}/stock".encode()
         async with guard.transaction(stamp(5)) as tx:
             tx.put(key, b"10")
@@ -299,8 +303,8 @@ def test_a_thousand_late_writes(etcd_url: str, prefix: str, monkeypatch: pytest.
         await asyncio.gather(*(late() for _ in range(1000)))
         async with newer.transaction(stamp(6)) as tx:
             assert (await tx.get(key)).value == b"10"
-        await guard.close()
-        await newer.close()
+        await guard.client.close()
+        await newer.client.close()
 
     monkeypatch.setattr(timing, "CALL_SECONDS", 300.0)  # the last of them waits for all the others
     asyncio.run(story())
@@ -312,7 +316,7 @@ def test_eight_holders(etcd_url: str, prefix: str) -> None:
     admitted: list[tuple[int, int]] = []
 
     async def work() -> None:
-        guard = AsyncEtcdGuard(etcd_url, prefix=prefix)
+        guard = Bound(AsyncEtcdGuard(prefix=prefix), AsyncEtcdClient(etcd_url))
         for _ in range(15):
             token = next(tokens)
             try:
@@ -324,7 +328,7 @@ def test_eight_holders(etcd_url: str, prefix: str) -> None:
             except StaleToken:
                 continue
             admitted.append((count, token))
-        await guard.close()
+        await guard.client.close()
 
     async def story() -> None:
         await asyncio.gather(*(work() for _ in range(8)))
@@ -339,24 +343,24 @@ def test_a_fork(etcd_url: str, prefix: str) -> None:
     is_used_after_a_fork(f"{etcd_url}?prefix={prefix}")
 
 
-def test_a_rule_that_is_not_installed(etcd_url: str, prefix: str, guard: EtcdGuard) -> None:
+def test_a_rule_that_is_not_installed(etcd_url: str, prefix: str, guard: Bound) -> None:
     guard.announce(stamp(5))
-    wrong = EtcdGuard(etcd_url, prefix=prefix, rule="once")
+    wrong = Bound(EtcdGuard(prefix=prefix, rule="once"), EtcdClient(etcd_url))
     with pytest.raises(Misconfigured, match=r"rule retry.*says once"), wrong.transaction(stamp(5)):
         raise AssertionError
-    wrong.close()
+    wrong.client.close()
 
 
-def test_a_transaction_is_entered_once(guard: EtcdGuard, etcd_url: str, prefix: str) -> None:
+def test_a_transaction_is_entered_once(guard: Bound, etcd_url: str, prefix: str) -> None:
     keys = (f"{prefix}/{number}".encode() for number in itertools.count())
     is_entered_once(lambda: guard.transaction(stamp(5)), lambda tx: tx.put(next(keys), b""))
 
     async def story() -> None:
-        suspending = AsyncEtcdGuard(etcd_url, prefix=prefix)
+        suspending = Bound(AsyncEtcdGuard(prefix=prefix), AsyncEtcdClient(etcd_url))
         await is_entered_once_by_tasks(
             lambda: suspending.transaction(stamp(5)), lambda tx: tx.put(next(keys), b"")
         )
-        await suspending.close()
+        await suspending.client.close()
 
     asyncio.run(story())
     with guard.transaction(stamp(5)) as tx:
@@ -376,7 +380,7 @@ def test_a_transaction_is_entered_once(guard: EtcdGuard, etcd_url: str, prefix: 
     ids=["operations", "bytes", "more bytes", "one key twice", "a lease that does not exist"],
 )
 def test_what_etcd_does_not_take(
-    guard: EtcdGuard, prefix: str, puts: list[tuple[str, bytes, int]], error: type[fenced.FencedError]
+    guard: Bound, prefix: str, puts: list[tuple[str, bytes, int]], error: type[fenced.FencedError]
 ) -> None:
     """The limits of a transaction are Unsupported; nothing is written, and the guard goes on."""
     with pytest.raises(error), guard.transaction(stamp(5)) as tx:

@@ -248,7 +248,7 @@ def test_the_guard_on_aiosqlite(tmp_path: Path) -> None:
 
     async def story() -> None:
         path = tmp_path / "app.db"
-        orders = AsyncGuard(table="orders", name="orders/{id}", connect=lambda: aiosqlite.connect(path))
+        orders = AsyncGuard(table="orders", name="orders/{id}")
         async with aiosqlite.connect(path, isolation_level=None) as db:
             await db.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, qty INTEGER, epoch INTEGER)")
             await db.execute("INSERT INTO orders VALUES (42, 0, NULL)")
@@ -258,7 +258,7 @@ def test_the_guard_on_aiosqlite(tmp_path: Path) -> None:
             for seq in (1, 2):
                 async with orders.transaction(db, stamp(5, seq)) as tx:
                     await tx.execute("UPDATE orders SET qty = qty + 1 WHERE id = 42")
-            await orders.announce(stamp(6, 0))
+            await orders.announce(db, stamp(6, 0))
             with pytest.raises(fenced.StaleToken):
                 async with orders.transaction(db, stamp(5, 3)) as tx:
                     await tx.execute("UPDATE orders SET qty = 99 WHERE id = 42")
@@ -270,7 +270,7 @@ def test_the_guard_on_aiosqlite(tmp_path: Path) -> None:
             cursor = await db.execute(f"UPDATE orders SET {clause.assign} WHERE id = 42 AND {clause.where}")
             assert await clause.admitted(cursor.rowcount, "id = ?", (42,))
             await db.execute("BEGIN IMMEDIATE")
-            async with await orders.announce_on(db, stamp(6, 3)) as tx:
+            async with await orders.announce_within(db, stamp(6, 3)) as tx:
                 await tx.execute("UPDATE orders SET qty = qty + 10 WHERE id = 42")
             await db.execute("COMMIT")
             mark = await orders.peek(db, "orders/42", at_least=6)

@@ -295,5 +295,5 @@ def test_where_it_cannot_be_done_it_says_so(postgresql_url: str) -> None:
     engine.dispose()
     lite = sa.create_engine("sqlite://")
     with lite.connect() as reading, pytest.raises(fenced.Unsupported, match="for migrations"):
-        orders.announce_on(reading, fenced.Stamp("ab" * 8, ("orders/42",), 5, 1, f"{5:032x}"))
+        orders.announce_within(reading, fenced.Stamp("ab" * 8, ("orders/42",), 5, 1, f"{5:032x}"))
     lite.dispose()

@@ -21,24 +21,24 @@ from fenced.runtime.blocking import step
 from fenced.stores.objects.guard import contents
 from fenced_testkit.servers import SeaweedServer
 from fenced_testkit.servers.seaweedfs import BUCKET
+from tests.bound import Bound
 from tests.guard_outage_harness import GuardedHarness
 from tests.objects.test_objects import NAME, _prefixes, boto_client, s3_store, stamp
 
 pytestmark = pytest.mark.xdist_group("objects")
 BODY = GuardedHarness.word
 """boto3 sends the head of a PUT first, and its body when the server asks for it: a reply to the head means nothing."""
-CLIENTS: dict[str, Callable[[str, str], ObjectGuard]] = {
-    "boto3": lambda endpoint, prefix: ObjectGuard(
-        boto_client(endpoint), BUCKET, prefix=prefix, rule="sequenced"
-    ),
-    "boto3, one try": lambda endpoint, prefix: ObjectGuard(
-        boto_client(endpoint, retries={"total_max_attempts": 1}), BUCKET, prefix=prefix, rule="sequenced"
-    ),
-    "obstore": lambda endpoint, prefix: ObjectGuard(s3_store(endpoint, 0), prefix=prefix, rule="sequenced"),
-    "obstore, retries": lambda endpoint, prefix: ObjectGuard(
-        s3_store(endpoint, 3), prefix=prefix, rule="sequenced"
-    ),
+CLIENTS: dict[str, tuple[str | None, Callable[[str], Any]]] = {
+    "boto3": (BUCKET, boto_client),
+    "boto3, one try": (BUCKET, lambda endpoint: boto_client(endpoint, retries={"total_max_attempts": 1})),
+    "obstore": (None, lambda endpoint: s3_store(endpoint, 0)),
+    "obstore, retries": (None, lambda endpoint: s3_store(endpoint, 3)),
 }
+
+
+def guard_by(kind: str, endpoint: str, prefix: str) -> Bound:
+    bucket, client = CLIENTS[kind]
+    return Bound(ObjectGuard(bucket, prefix=prefix, rule="sequenced"), client(endpoint))
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def through(proxy: Proxy) -> str:
     return f"http://{proxy.host}:{proxy.port}"
 
 
-def version(guard: ObjectGuard) -> int:
-    return step(guard._objects.marks.peek(NAME)).version
+def version(guard: Bound) -> int:
+    return int(step(guard._of().marks.peek(NAME)).version)
 
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.CUT_BEFORE, Fault.CUT_AFTER], ids=lambda f: f.name)
@@ -62,7 +62,7 @@ def test_a_cut_write_happens_once(
 ) -> None:
     """Whatever the client retries by itself: a 412 about its own success is not taken for a refusal."""
     prefix = next(_prefixes)
-    guard = CLIENTS[client](through(proxy), prefix)
+    guard = guard_by(client, through(proxy), prefix)
     guard.write(stamp(5), NAME, b"one")
     trigger = proxy.on(BODY, fault)
     guard.write(stamp(5, 2), NAME, b"two")
@@ -80,7 +80,7 @@ def test_an_outcome_that_cannot_be_found_out_is_unknown(
     client: str, proxy: Proxy, seaweed_server: SeaweedServer
 ) -> None:
     """The store cannot be reached after a write that it has got: unknown. A repeat of the same stamp settles it."""
-    guard = CLIENTS[client](through(proxy), next(_prefixes))
+    guard = guard_by(client, through(proxy), next(_prefixes))
     guard.write(stamp(5), NAME, b"one")
     trigger = proxy.on(b"PUT /", Fault.SWALLOW_REPLY)
     lost: list[FencedError] = []
@@ -177,7 +177,7 @@ def test_a_put_that_a_middlebox_repeats_happened_once(
 ) -> None:
     """Neither Conflict nor StaleToken: the operation's id is in the cell, also after the cell has gone on."""
     (through, repeating), prefix = gateway, next(_prefixes)
-    guard, other = CLIENTS[client](through, prefix), CLIENTS[client](seaweed_server.endpoint(), prefix)
+    guard, other = guard_by(client, through, prefix), guard_by(client, seaweed_server.endpoint(), prefix)
     large = b"x" * 2 * contents.SMALL_BYTES
     guard.write(stamp(5), NAME, b"one")
     for seq, body in ((2, b"two"), (3, large)):
@@ -195,7 +195,7 @@ def test_a_put_that_a_middlebox_repeats_happened_once(
 def test_many_writes_of_others_leave_nothing_unknown(seaweed_server: SeaweedServer) -> None:
     """With a client that retries, every refusal counts as unknown; the cell is read first, so there is none."""
     prefix = next(_prefixes)
-    one, other = (ObjectGuard(s3_store(seaweed_server.endpoint(), 3), prefix=prefix) for _ in range(2))
+    one, other = (Bound(ObjectGuard(prefix=prefix), s3_store(seaweed_server.endpoint(), 3)) for _ in range(2))
     one.write(stamp(5), NAME, b"one")
     for number in range(KEPT + 1):
         other.write(stamp(5), NAME, b"other %d" % number)
@@ -259,13 +259,13 @@ def tag(body: bytes | None) -> str:
 @contextlib.contextmanager
 def careless(
     client: str, ignored: str = "nothing", conflicts: int = 0
-) -> Iterator[tuple[ObjectGuard, type[CarelessStore]]]:
+) -> Iterator[tuple[Bound, type[CarelessStore]]]:
     handler = type(
         "Handler", (CarelessStore,), {"objects": {}, "ignored": ignored, "conflicts": [409] * conflicts}
     )
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield CLIENTS[client](f"http://127.0.0.1:{server.server_address[1]}", "x"), handler
+        yield guard_by(client, f"http://127.0.0.1:{server.server_address[1]}", "x"), handler
         server.shutdown()
 
 
@@ -293,7 +293,7 @@ def test_a_conflict_is_retried(client: str) -> None:
 
 
 def test_wrong_buckets(seaweed_server: SeaweedServer) -> None:
-    guard = ObjectGuard(boto_client(seaweed_server.endpoint()), "no-such-bucket")
+    guard = Bound(ObjectGuard("no-such-bucket"), boto_client(seaweed_server.endpoint()))
     with pytest.raises(Misconfigured):
         guard.write(stamp(5), NAME, b"")
 

@@ -34,6 +34,7 @@ from fenced.stores.objects.guard.contents import GuardedObjects
 from fenced.values.model import Credential, Stamp
 from fenced_testkit.servers import SeaweedServer
 from fenced_testkit.servers.seaweedfs import BUCKET
+from tests.bound import Bound
 
 pytestmark = pytest.mark.xdist_group("objects")
 NAME = "reports/daily.csv"
@@ -64,17 +65,17 @@ def s3_store(endpoint: str, retries: int = 0, timeout: str = "30s") -> S3Store:
 
 
 @pytest.fixture(params=["boto3", "obstore"])
-def guard(request: pytest.FixtureRequest, seaweed_server: SeaweedServer) -> ObjectGuard:
+def guard(request: pytest.FixtureRequest, seaweed_server: SeaweedServer) -> Bound:
     if request.param == "boto3":
-        return ObjectGuard(boto_client(seaweed_server.endpoint()), BUCKET, prefix=next(_prefixes))
-    return ObjectGuard(s3_store(seaweed_server.endpoint()), prefix=next(_prefixes))
+        return Bound(ObjectGuard(BUCKET, prefix=next(_prefixes)), boto_client(seaweed_server.endpoint()))
+    return Bound(ObjectGuard(prefix=next(_prefixes)), s3_store(seaweed_server.endpoint()))
 
 
 # What it does.
 
 
 # proves guard s3: deletes-leave-a-mark
-def test_a_stale_holder_changes_nothing(guard: ObjectGuard) -> None:
+def test_a_stale_holder_changes_nothing(guard: Bound) -> None:
     with fenced.Client("memory:") as client:
         with client.hold(NAME) as first:
             guard.write(first, NAME, b"one")
@@ -108,22 +109,22 @@ def test_the_same_in_asyncio(seaweed_server: SeaweedServer) -> None:
         session = get_session()
         async with session.create_client("s3", endpoint_url=seaweed_server.endpoint(), **KEYS) as client:
             with pytest.raises(Misuse, match="AsyncObjectGuard"):
-                ObjectGuard(client, BUCKET)
-            async with AsyncObjectGuard(client, BUCKET, prefix=next(_prefixes)) as guard:
-                await guard.upload(stamp(5), NAME, io.BytesIO(b"x" * BIG))
-                async with guard.change(stamp(6), NAME) as report:
-                    assert report.body == b"x" * BIG
-                    report.body = b"two"
-                for late in (guard.write(stamp(5), NAME, b"late"), guard.delete(stamp(5), NAME)):
-                    with pytest.raises(StaleToken):
-                        await late
-                await guard.announce(stamp(7), NAME)
+                ObjectGuard(BUCKET).peek(client, NAME)
+            guard = Bound(AsyncObjectGuard(BUCKET, prefix=next(_prefixes)), client)
+            await guard.upload(stamp(5), NAME, io.BytesIO(b"x" * BIG))
+            async with guard.change(stamp(6), NAME) as report:
+                assert report.body == b"x" * BIG
+                report.body = b"two"
+            for late in (guard.write(stamp(5), NAME, b"late"), guard.delete(stamp(5), NAME)):
                 with pytest.raises(StaleToken):
-                    await guard.write(stamp(6), NAME, b"late")
-                assert await guard.read(stamp(7), NAME) == await guard.peek(NAME) == b"two"
-                await guard.download(stamp(7), NAME, file := io.BytesIO())
-                assert file.getvalue() == b"two"
-                assert await guard.sweep() == 1
+                    await late
+            await guard.announce(stamp(7), NAME)
+            with pytest.raises(StaleToken):
+                await guard.write(stamp(6), NAME, b"late")
+            assert await guard.read(stamp(7), NAME) == await guard.peek(NAME) == b"two"
+            await guard.download(stamp(7), NAME, file := io.BytesIO())
+            assert file.getvalue() == b"two"
+            assert await guard.sweep() == 1
 
     asyncio.run(story())
 
@@ -131,27 +132,27 @@ def test_the_same_in_asyncio(seaweed_server: SeaweedServer) -> None:
 def test_a_lease_is_announced_at_its_grant() -> None:
     """By hold(guards=[...]), for the objects of all its names; in both colours."""
     store = MemoryStore()
-    guard = ObjectGuard(store)
+    guard = Bound(ObjectGuard(), store)
     with fenced.Client("memory:") as client:
         lease = client.acquire("a", "b")
         older = lease.next_stamp()
         lease.release()
-        with client.hold_all(["a", "b"], guards=[guard]):
+        with client.hold_all(["a", "b"], guards=[guard.on()]):
             for name in older.names:
                 with pytest.raises(StaleToken):
                     guard.write(older, name, b"late")
 
     async def story() -> None:
         async with fenced.AsyncClient("memory:") as client:
-            other = AsyncObjectGuard(store, prefix="other")
-            async with client.hold("c", guards=[other]) as lease:
+            other = Bound(AsyncObjectGuard(prefix="other"), store)
+            async with client.hold("c", guards=[other.on()]) as lease:
                 with pytest.raises(StaleToken):
                     await other.write(lease.next_stamp()._replace(token=lease.token - 1), "c", b"late")
 
     asyncio.run(story())
 
 
-def test_large_objects(guard: ObjectGuard) -> None:
+def test_large_objects(guard: Bound) -> None:
     """They are uploaded in parts under a new key; what is refused or overtaken is removed."""
     body = bytes(range(256)) * (BIG // 256)
     guard.upload(stamp(5), NAME, io.BytesIO(body))
@@ -174,7 +175,7 @@ def test_large_objects(guard: ObjectGuard) -> None:
 def test_uploads_that_were_not_completed(seaweed_server: SeaweedServer) -> None:
     """A failed one is aborted at once, one of a dead holder by `sweep` when a newer holder has announced."""
     client, prefix = boto_client(seaweed_server.endpoint()), next(_prefixes)
-    guard = ObjectGuard(client, BUCKET, prefix=prefix)
+    guard = Bound(ObjectGuard(BUCKET, prefix=prefix), client)
 
     def unfinished() -> int:
         return len(client.list_multipart_uploads(Bucket=BUCKET, Prefix=prefix).get("Uploads", ()))
@@ -192,33 +193,33 @@ def test_uploads_that_were_not_completed(seaweed_server: SeaweedServer) -> None:
     guard.announce(stamp(6), NAME)
     assert guard.sweep() == 1 and unfinished() == 0
     client.create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/payloads/5-{'1' * 32}/{NAME}=cell")
-    guard._objects.marks._known = None
-    step(guard._objects.marks.set_mode("shadow"))
+    guard._of().marks._known = None
+    step(guard._of().marks.set_mode("shadow"))
     assert guard.sweep() == 0, "in this mode its holder is let through"
-    step(guard._objects.marks.set_mode("enforce"))
+    step(guard._of().marks.set_mode("enforce"))
     client.create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/payloads/0-{'0' * 32}/{NAME}=cell")
     assert (guard.sweep(), unfinished()) == (1, 1), "who writes without a lease is let through"
-    step(guard._objects.marks.set_mode("require"))
+    step(guard._of().marks.set_mode("require"))
     assert (guard.sweep(), unfinished()) == (1, 0)
 
 
-def test_a_body_that_looks_like_the_guards_own(guard: ObjectGuard) -> None:
+def test_a_body_that_looks_like_the_guards_own(guard: Bound) -> None:
     for body in (contents._DELETED, contents._LARGE + b"x", b""):
         guard.write(stamp(5), NAME, body)
         assert guard.peek(NAME) == body
 
 
-def config_is_known(guard: ObjectGuard) -> None:
+def config_is_known(guard: Bound) -> None:
     """The configuration is not read again for a minute, so that no request depends on how fast a test is."""
-    marks = guard._objects.marks
+    marks = guard._of().marks
     marks._known = step(marks._config())._replace(at=marks._runtime.now() + 60)
 
 
-def payloads(guard: ObjectGuard) -> list[str]:
-    return step(guard._objects._bucket.keys("payloads/"))
+def payloads(guard: Bound) -> list[str]:
+    return step(guard._of()._bucket.keys("payloads/"))
 
 
-def test_blocks(guard: ObjectGuard) -> None:
+def test_blocks(guard: Bound) -> None:
     guard.write(stamp(5), NAME, b"one")
     with pytest.raises(ZeroDivisionError), guard.change(stamp(5), NAME) as report:
         report.body = b"half"
@@ -233,7 +234,7 @@ def test_blocks(guard: ObjectGuard) -> None:
     with pytest.raises(Uncovered):
         guard.write(stamp(5), "other", b"")
     with pytest.raises(Misuse, match="bytes"):
-        guard.write(stamp(5), NAME, "text")  # type: ignore[arg-type]
+        guard.write(stamp(5), NAME, "text")
 
 
 def test_how_many_requests(seaweed_server: SeaweedServer) -> None:
@@ -242,7 +243,7 @@ def test_how_many_requests(seaweed_server: SeaweedServer) -> None:
     sent: list[str] = []
     client.meta.events.register("before-send.s3", lambda request, **_: sent.append(request.method))
 
-    def change(guard: ObjectGuard, token: int) -> list[str]:
+    def change(guard: Bound, token: int) -> list[str]:
         config_is_known(guard)
         sent.clear()
         with guard.change(stamp(token), NAME) as report:
@@ -250,13 +251,13 @@ def test_how_many_requests(seaweed_server: SeaweedServer) -> None:
         return list(sent)
 
     for token in (1, 2):
-        guard = ObjectGuard(client, BUCKET, prefix=prefix)
+        guard = Bound(ObjectGuard(BUCKET, prefix=prefix), client)
         guard.peek(NAME)
         first = change(guard, token)
     assert first == ["GET", "PUT", "PUT"]
     assert change(guard, 2) == ["GET", "PUT"]
     assert change(guard, 3) == ["PUT", "PUT"], "nobody else has written since"
-    assert ObjectGuard(client, BUCKET, prefix=prefix).peek(NAME) == b"xxxx"
+    assert Bound(ObjectGuard(BUCKET, prefix=prefix), client).peek(NAME) == b"xxxx"
 
 
 def test_no_mark_is_ever_deleted(seaweed_server: SeaweedServer) -> None:
@@ -269,7 +270,7 @@ def test_no_mark_is_ever_deleted(seaweed_server: SeaweedServer) -> None:
             deleted.append(request.url.partition(f"/{prefix}/")[2].partition("/")[0])
 
     client.meta.events.register("before-send.s3", note)
-    guard = ObjectGuard(client, BUCKET, prefix=prefix)
+    guard = Bound(ObjectGuard(BUCKET, prefix=prefix), client)
     guard.upload(stamp(5), NAME, io.BytesIO(b"large"))
     guard.delete(stamp(6), NAME)
     with pytest.raises(StaleToken):
@@ -279,7 +280,7 @@ def test_no_mark_is_ever_deleted(seaweed_server: SeaweedServer) -> None:
 
 
 def test_a_thousand_late_writes() -> None:
-    guard = ObjectGuard(MemoryStore())
+    guard = Bound(ObjectGuard(), MemoryStore())
     guard.write(stamp(5), NAME, b"old")
     guard.write(stamp(6), NAME, b"new")
     for seq in range(1000):
@@ -293,30 +294,27 @@ def test_a_thousand_late_puts(seaweed_server: SeaweedServer) -> None:
 
     async def story() -> None:
         store, prefix = s3_store(seaweed_server.endpoint()), next(_prefixes)
-        async with (
-            AsyncObjectGuard(store, prefix=prefix) as paused,
-            AsyncObjectGuard(store, prefix=prefix) as newer,
-        ):
-            await paused.write(stamp(5), NAME, b"old")
-            cells = paused._objects.marks.cells
-            version, blob = await cells.get(key_of(NAME))
-            assert blob is not None
-            await newer.announce(stamp(6), NAME)
-            late = [cells.swap([(key_of(NAME), version, blob + b"%d" % number)]) for number in range(1000)]
-            assert not any(await asyncio.gather(*late))
-            with pytest.raises(StaleToken):
-                await paused.write(stamp(5), NAME, b"late")
-            assert await newer.peek(NAME) == b"old"
+        paused, newer = (Bound(AsyncObjectGuard(prefix=prefix), store) for _ in range(2))
+        await paused.write(stamp(5), NAME, b"old")
+        cells = paused._of().marks.cells
+        version, blob = await cells.get(key_of(NAME))
+        assert blob is not None
+        await newer.announce(stamp(6), NAME)
+        late = [cells.swap([(key_of(NAME), version, blob + b"%d" % number)]) for number in range(1000)]
+        assert not any(await asyncio.gather(*late))
+        with pytest.raises(StaleToken):
+            await paused.write(stamp(5), NAME, b"late")
+        assert await newer.peek(NAME) == b"old"
 
     asyncio.run(story())
 
 
-def eight_holders(guards: Callable[[], ObjectGuard]) -> None:
+def eight_holders(guards: Callable[[], Bound]) -> None:
     """Each changes an object under ever newer tokens, of which the others have drawn higher ones meanwhile."""
     tokens = itertools.count(1)
     acknowledged: list[int] = []
 
-    def hold(guard: ObjectGuard) -> None:
+    def hold(guard: Bound) -> None:
         for _ in range(8):
             mine = stamp(next(tokens))
             with contextlib.suppress(StaleToken):
@@ -332,14 +330,14 @@ def eight_holders(guards: Callable[[], ObjectGuard]) -> None:
 
 def test_tokens_of_eight_holders_never_fall(seaweed_server: SeaweedServer) -> None:
     prefix, store = next(_prefixes), s3_store(seaweed_server.endpoint())
-    eight_holders(lambda: ObjectGuard(store, prefix=prefix))
+    eight_holders(lambda: Bound(ObjectGuard(prefix=prefix), store))
 
 
 # proves guard s3: token-in-body
 def test_no_two_versions_are_alike() -> None:
     """The same contents under the same token again: a stale comparison must not match."""
     store = MemoryStore()
-    guard = ObjectGuard(store)
+    guard = Bound(ObjectGuard(), store)
     bodies = set()
     for token in (5, 5, 6, 6):
         guard.write(stamp(token), NAME, b"the same")
@@ -384,7 +382,7 @@ def test_addresses_of_other_clouds() -> None:
 
 def test_obstore_in_a_forked_child() -> None:
     """Its threads are missing there: an error instead of a request without an end."""
-    guard = ObjectGuard(MemoryStore())
+    guard = Bound(ObjectGuard(), MemoryStore())
     guard.write(stamp(5), NAME, b"")
     pid = os.fork()
     if pid == 0:
@@ -399,11 +397,11 @@ def test_obstore_in_a_forked_child() -> None:
 
 def test_wrong_stores() -> None:
     with pytest.raises(Misuse, match="name of a bucket"):
-        ObjectGuard(boto_client("http://127.0.0.1:1"))
+        ObjectGuard().peek(boto_client("http://127.0.0.1:1"), NAME)
     with pytest.raises(Misuse, match="name of a bucket"):
-        ObjectGuard(object(), BUCKET)
+        ObjectGuard(BUCKET).peek(object(), NAME)
     with pytest.raises(Misuse, match="leave `bucket` out"):
-        ObjectGuard(MemoryStore(), BUCKET)
+        ObjectGuard(BUCKET).peek(MemoryStore(), NAME)
 
 
 def test_a_storm(seaweed_server: SeaweedServer) -> None:
@@ -453,13 +451,15 @@ class MortalBucket(ObstoreBucket):
 
 
 def objects_on(bucket: Any) -> GuardedObjects:
-    return GuardedObjects(ObjectMarks(ObjectCells(bucket), BlockingRuntime(), "s3://x"), bucket)
+    return GuardedObjects(
+        ObjectMarks(ObjectCells(bucket), BlockingRuntime(), "s3://x"), bucket, BlockingRuntime()
+    )
 
 
 def dies(body: bytes, dies_at: int, after: bool) -> tuple[bool, bool]:
     """A writer dies at this request: whether it died, and whether its write has happened."""
     store = MemoryStore()
-    ObjectGuard(store).write(stamp(5), NAME, b"old")
+    Bound(ObjectGuard(), store).write(stamp(5), NAME, b"old")
     mortal = objects_on(MortalBucket(store, dies_at, after))
     died = False
     try:
@@ -467,7 +467,7 @@ def dies(body: bytes, dies_at: int, after: bool) -> tuple[bool, bool]:
         step(mortal.write(Credential((stamp(6),)), NAME, body))
     except Died:
         died = True
-    other = ObjectGuard(store)
+    other = Bound(ObjectGuard(), store)
     found = other.peek(NAME)
     assert found in ((b"old", body) if died else (body,))
     assert other.read(stamp(7), NAME) == found
@@ -535,8 +535,8 @@ def test_the_checks_can_fail(seaweed_server: SeaweedServer, monkeypatch: pytest.
 
 def test_a_rule_that_is_not_installed(seaweed_server: SeaweedServer) -> None:
     store, prefix = s3_store(seaweed_server.endpoint()), next(_prefixes)
-    ObjectGuard(store, prefix=prefix).write(stamp(5), NAME, b"one")
-    wrong = ObjectGuard(store, prefix=prefix, rule="once")
+    Bound(ObjectGuard(prefix=prefix), store).write(stamp(5), NAME, b"one")
+    wrong = Bound(ObjectGuard(prefix=prefix, rule="once"), store)
     with pytest.raises(Misconfigured, match=r"rule retry.*says once"):
         wrong.write(stamp(5, 2), NAME, b"two")
-    assert ObjectGuard(store, prefix=prefix).peek(NAME) == b"one"
+    assert Bound(ObjectGuard(prefix=prefix), store).peek(NAME) == b"one"

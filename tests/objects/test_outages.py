@@ -15,6 +15,7 @@ from fenced.values.decision import Rule
 from fenced_testkit import GUARD_OUTAGE_CHECKS, GuardOutageHarness
 from fenced_testkit.servers import SeaweedServer
 from fenced_testkit.servers.base import Endpoint
+from tests.bound import Bound
 from tests.colours import alternating
 from tests.guard_outage_harness import GuardedHarness
 from tests.objects.test_objects import NAME, config_is_known, s3_store, stamp
@@ -40,7 +41,7 @@ def test_outages(check: Check[GuardOutageHarness], colour: Colour, server: Seawe
 
 def test_a_write_that_was_sent_is_unknown(server: SeaweedServer) -> None:
     """One that was not sent has not happened."""
-    guard = ObjectGuard(s3_store(server.endpoint(), timeout="3s"), prefix="sent", rule="sequenced")
+    guard = Bound(ObjectGuard(prefix="sent", rule="sequenced"), s3_store(server.endpoint(), timeout="3s"))
     guard.write(stamp(5), NAME, b"one")
     with pytest.raises(Indeterminate), guard.change(stamp(5, 2), NAME) as report:
         report.body = b"two"

@@ -26,7 +26,7 @@ from fenced.leases.rows import NS, AttemptRow, LeaseAlgorithm, names_json
 from fenced.stores.ledger.authority.changes import Change, RecordedRows
 from fenced.stores.ledger.authority.ledger import CountingAlgorithm
 from fenced.stores.memory.authority import MemoryStore
-from fenced.stores.memory.guard import MemoryGuard
+from fenced.stores.memory.guard import MemoryValues
 from fenced.values import timing
 from fenced.values.decision import Judgement, Mark, Verdict
 from fenced.values.model import (
@@ -327,7 +327,7 @@ LEDGER_BUGS: tuple[type[CountingAlgorithm] | type[RecordedRows], ...] = (
 # Guards.
 
 
-class NoFence(MemoryGuard):
+class NoFence(MemoryValues):
     """Everything is admitted."""
 
     def _decide(
@@ -342,7 +342,7 @@ class NoFence(MemoryGuard):
         return Judgement(Verdict.ADMIT, Mark(stamp.token, stamp.grant, stamp.seq or 0) if stamp else mark)
 
 
-class StrictlyGreater(MemoryGuard):
+class StrictlyGreater(MemoryValues):
     """`>` for `>=`: the holder's second operation is taken for a stale one."""
 
     def _decide(
@@ -361,7 +361,7 @@ class StrictlyGreater(MemoryGuard):
         return Judgement(judged.verdict, risen and replace(risen, seq=risen.seq or 1))
 
 
-class MarkIsOnlyRead(MemoryGuard):
+class MarkIsOnlyRead(MemoryValues):
     """The mark is compared but never raised."""
 
     def _decide(
@@ -377,14 +377,14 @@ class MarkIsOnlyRead(MemoryGuard):
         return Judgement(judged.verdict, mark or judged.mark)
 
 
-class AnnouncingDoesNothing(MemoryGuard):
+class AnnouncingDoesNothing(MemoryValues):
     """Writes alone are fenced: B reads, A wakes and writes, B writes back what it read."""
 
     async def announce(self, credential: Credential) -> None:
         return
 
 
-class EqualTokenOfAnybody(MemoryGuard):
+class EqualTokenOfAnybody(MemoryValues):
     """The grant is not compared: two holders of one token are both admitted."""
 
     def _decide(
@@ -401,7 +401,7 @@ class EqualTokenOfAnybody(MemoryGuard):
         return super()._decide(mark, stamp, name, config, announce, operation)
 
 
-class RefusalRaisesTheMark(MemoryGuard):
+class RefusalRaisesTheMark(MemoryValues):
     """The mark rises before it is known whether the write happens."""
 
     async def write(
@@ -412,7 +412,7 @@ class RefusalRaisesTheMark(MemoryGuard):
         return await super().write(credential, name, value, expect=expect)
 
 
-class NamesByPrefix(MemoryGuard):
+class NamesByPrefix(MemoryValues):
     """`orders` covers `orders/42`."""
 
     def _decide(
@@ -429,7 +429,7 @@ class NamesByPrefix(MemoryGuard):
         return super()._decide(mark, stamp, name, config, announce, operation)
 
 
-class ObserveRaisesTheMark(MemoryGuard):
+class ObserveRaisesTheMark(MemoryValues):
     """What is let through against its verdict moves the mark."""
 
     async def write(
@@ -442,7 +442,7 @@ class ObserveRaisesTheMark(MemoryGuard):
         return version
 
 
-class FirstNameDecides(MemoryGuard):
+class FirstNameDecides(MemoryValues):
     """Of several names only the first is judged."""
 
     async def write_many(self, credential: Credential | None, values: dict[str, bytes]) -> None:
@@ -453,14 +453,14 @@ class FirstNameDecides(MemoryGuard):
                 put(self, name, value=value)
 
 
-class HighestIsTheLatest(MemoryGuard):
+class HighestIsTheLatest(MemoryValues):
     """The highest mark is taken to be the one that was set last."""
 
     async def highest(self) -> int:
         return next((mark.token for mark in reversed(await self.marks())), 0)
 
 
-class OperationsAreCounted(MemoryGuard):
+class OperationsAreCounted(MemoryValues):
     """An operation's id is a number that begins again with the guard object: two operations have one id."""
 
     _operations = 0
@@ -470,7 +470,7 @@ class OperationsAreCounted(MemoryGuard):
         return str(self._operations)
 
 
-class AnnouncementsLendTheirIds(MemoryGuard):
+class AnnouncementsLendTheirIds(MemoryValues):
     """An announced mark has an operation's id, that of the write that follows: the write counts as already recorded."""
 
     _lent = ""
@@ -496,7 +496,7 @@ class AnnouncementsLendTheirIds(MemoryGuard):
         return judged
 
 
-class AnySeq(MemoryGuard):
+class AnySeq(MemoryValues):
     """A seq is compared without a look at its range: -1 makes a mark fall."""
 
     def _decide(
@@ -513,7 +513,7 @@ class AnySeq(MemoryGuard):
         return super()._decide(mark, stamp, name, config, announce, operation)
 
 
-class ProofsAreDropped(MemoryGuard):
+class ProofsAreDropped(MemoryValues):
     """A proof that nobody can check is taken away, and the stamp counts without it."""
 
     async def write(
@@ -523,7 +523,7 @@ class ProofsAreDropped(MemoryGuard):
         return await super().write(bare, name, value, expect=expect)
 
 
-class ModesAreRemembered(MemoryGuard):
+class ModesAreRemembered(MemoryValues):
     """The modes are read once: what another process sets is never seen."""
 
     async def _config(self, *, fresh: bool = False) -> Any:
@@ -532,7 +532,7 @@ class ModesAreRemembered(MemoryGuard):
         return self._known
 
 
-class OldCellsDecide(MemoryGuard):
+class OldCellsDecide(MemoryValues):
     """A refusal, and an announcement of the same token, are decided by a cell that was read earlier."""
 
     async def _look(self, *arguments: Any) -> Any:
@@ -541,7 +541,7 @@ class OldCellsDecide(MemoryGuard):
         return known, this
 
 
-class AnyHolderIsTheSame(MemoryGuard):
+class AnyHolderIsTheSame(MemoryValues):
     """An operation on names that were admitted before is taken for a further one of the same holder."""
 
     def _compares(self, stamp: Stamp, names: tuple[str, ...], *, announce: bool = False) -> Any:
@@ -549,13 +549,13 @@ class AnyHolderIsTheSame(MemoryGuard):
         return super()._compares(before.stamp if before else stamp, names, announce=announce)
 
 
-def put(guard: MemoryGuard, name: str, **changed: Any) -> None:
+def put(guard: MemoryValues, name: str, **changed: Any) -> None:
     """Change a cell from behind the guard's back."""
     version, blob = guard.cells.blobs.get(f"n/{name}", (0, None))
     guard.cells.blobs[f"n/{name}"] = version + 1, replace(Cell.unpacked(name, blob), **changed).packed()
 
 
-class AskedRuleIsIgnored(MemoryGuard):
+class AskedRuleIsIgnored(MemoryValues):
     """A program that names another rule than the installed one is judged by the installed one, without a word."""
 
     def __init__(self, **options: Any) -> None:
@@ -563,7 +563,7 @@ class AskedRuleIsIgnored(MemoryGuard):
         self._asked = None
 
 
-GUARD_BUGS: tuple[type[MemoryGuard], ...] = (
+GUARD_BUGS: tuple[type[MemoryValues], ...] = (
     AskedRuleIsIgnored,
     NoFence,
     StrictlyGreater,

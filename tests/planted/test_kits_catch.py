@@ -10,7 +10,7 @@ from fenced.leases.dictionaries import MemoryRows
 from fenced.leases.rows import LeaseAlgorithm
 from fenced.stores.ledger.authority.changes import RecordedRows
 from fenced.stores.ledger.authority.ledger import CountingAlgorithm, Ledger
-from fenced.stores.memory.guard import MemoryGuard
+from fenced.stores.memory.guard import MemoryValues
 from fenced.stores.sqlite.authority.store import Store
 from fenced.testing import authorities, counting, guards, operating, run, wandering
 from fenced.testing.kit import Check, CheckFailed
@@ -73,5 +73,5 @@ def _ledger(folder: Path, runtime: Runtime) -> LedgerHarness:
 
 
 @pytest.mark.parametrize("bug", GUARD_BUGS, ids=lambda bug: bug.__name__)
-def test_guard_bug_is_caught(bug: type[MemoryGuard]) -> None:
+def test_guard_bug_is_caught(bug: type[MemoryValues]) -> None:
     assert any(is_caught(check, lambda runtime: GuardHarness(runtime, bug)) for check in guards.CHECKS)

@@ -136,7 +136,7 @@ def migration(*more: Any, rule: Rule = "retry") -> Migration:
 def migrate(rule: Rule = "retry", *more: Any) -> None:
     with connection.schema_editor() as editor:
         migration(*more, rule=rule).apply(ProjectState(), editor)
-    with transaction.atomic(), GUARD.announce_on(connection, stamp(1, "orders/42", "orders/43")):
+    with transaction.atomic(), GUARD.announce_within(connection, stamp(1, "orders/42", "orders/43")):
         Order.objects.create(id=42, qty=10)
         Order.objects.create(id=43, qty=10)
 
@@ -206,9 +206,9 @@ def test_it_is_the_outermost_block_and_a_swallowed_error_is_no_commit(
 ) -> None:
     migrate()
     with transaction.atomic():
-        with pytest.raises(fenced.Misuse, match="announce_on"), fenced.django.atomic(GUARD, stamp(5)):
+        with pytest.raises(fenced.Misuse, match="announce_within"), fenced.django.atomic(GUARD, stamp(5)):
             raise AssertionError
-        with GUARD.announce_on(connection, stamp(5)):
+        with GUARD.announce_within(connection, stamp(5)):
             Order.objects.filter(id=42).update(qty=9)
     with pytest.raises(fenced.Misuse, match="nothing was committed"), fenced.django.atomic(GUARD, stamp(5)):
         Order.objects.filter(id=42).update(qty=8)

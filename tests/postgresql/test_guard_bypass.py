@@ -189,7 +189,7 @@ def test_savepoints(db: Db, other: Db) -> None:
     # What was announced inside goes with it: the stamp, the mark, the lock on the fence.
     db.execute("BEGIN")
     db.execute("SAVEPOINT s")
-    ORDERS.announce_on(db, stamp(7))
+    ORDERS.announce_within(db, stamp(7))
     db.execute(UPDATE)
     db.execute("ROLLBACK TO s")
     other.execute("SET lock_timeout = '5s'")
@@ -201,7 +201,7 @@ def test_savepoints(db: Db, other: Db) -> None:
     assert mark is not None and mark.token == 6
     with db.transaction():  # a released one is a part of the transaction
         with db.transaction():
-            ORDERS.announce_on(db, stamp(8))
+            ORDERS.announce_within(db, stamp(8))
         db.execute(UPDATE)
 
 
@@ -215,7 +215,7 @@ def test_a_prepared_transaction_keeps_its_fences(own_server: PostgresqlServer) -
         ORDERS.install(db, mode="require")
         with psycopg.connect(url, autocommit=True) as holder:
             holder.execute("BEGIN")
-            ORDERS.announce_on(holder, stamp(5))
+            ORDERS.announce_within(holder, stamp(5))
             holder.execute(UPDATE)
             holder.execute("PREPARE TRANSACTION 'left'")
         db.execute("SET lock_timeout = '100ms'")

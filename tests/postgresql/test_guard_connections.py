@@ -399,7 +399,7 @@ def test_in_the_programs_own_transaction(db: Db, postgresql_url: str, driver: st
         guard: Any = PLAIN if driver == "psycopg" else SUSPENDING
 
         async def announced(fence: fenced.Stamp) -> Any:
-            made = guard.announce_on(writer.connection, fence)
+            made = guard.announce_within(writer.connection, fence)
             return made if driver == "psycopg" else await made
 
         async def clear(made: Any) -> None:
@@ -443,24 +443,24 @@ def test_in_the_programs_own_transaction(db: Db, postgresql_url: str, driver: st
 
 
 def test_announcing_alone_and_looking_on(db: Db, postgresql_url: str) -> None:
-    guard = Guard(table="orders", name="orders/{id}", connect=lambda: psycopg.connect(postgresql_url))
-    guard.announce(stamp(6, 0))
+    guard = Guard(table="orders", name="orders/{id}")
+    guard.announce(db, stamp(6, 0))
     with pytest.raises(fenced.StaleToken):
-        guard.announce(stamp(5, 0))
+        guard.announce(db, stamp(5, 0))
     mark = guard.peek(db, "orders/42", at_least=6)
     assert mark is not None and (mark.token, mark.grant) == (6, stamp(6).grant)
     with pytest.raises(fenced.Contended):
         guard.peek(db, "orders/42", at_least=7)
     assert guard.peek(db, "orders/7") is None
-    with pytest.raises(Misuse, match="connect"):
-        PLAIN.announce(stamp(6))
+    with pytest.raises(Misuse, match="in a transaction already"), db.transaction():
+        guard.announce(db, stamp(6, 0))
+    with psycopg.connect(postgresql_url) as manual:  # it begins by itself: announced, committed, idle
+        guard.announce(manual, stamp(6, 0))
+        assert manual.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
     async def story(writer: Writer) -> None:
-        async def open_one() -> Any:
-            return await asyncpg.connect(postgresql_url)
-
-        suspending = AsyncGuard(table="orders", name="orders/{id}", connect=open_one)
-        await suspending.announce(stamp(7, 0))
+        suspending = AsyncGuard(table="orders", name="orders/{id}")
+        await suspending.announce(writer.connection, stamp(7, 0))
         assert (await suspending.peek(writer.connection, "orders/42", at_least=7)) is not None
 
     tell(story, "asyncpg", postgresql_url)
@@ -527,7 +527,7 @@ def test_an_older_transaction_is_ended_through_every_driver(db: Db, postgresql_u
         async with writer.transaction(stamp(5)):
             await writer.run(UPDATE)
         db.execute("BEGIN")
-        PLAIN.announce_on(db, stamp(5, 2))
+        PLAIN.announce_within(db, stamp(5, 2))
         async with writer.transaction(stamp(6)):
             await writer.run(UPDATE)
         with pytest.raises(psycopg.OperationalError):
@@ -648,11 +648,11 @@ def test_a_rule_that_is_not_installed(db: Db, postgresql_url: str, driver: str) 
         assert qty(db) == 1
 
     tell(story, driver, postgresql_url)
-    wrong = Guard(**options, rule="once", connect=lambda: psycopg.connect(postgresql_url, autocommit=True))
+    wrong = Guard(**options, rule="once")
     with pytest.raises(Misconfigured, match="says once"):
-        wrong.announce(stamp(7, 0))
+        wrong.announce(db, stamp(7, 0))
     with pytest.raises(Misconfigured, match="says once"), db.transaction():
-        wrong.announce_on(db, stamp(7))
+        wrong.announce_within(db, stamp(7))
     assert PLAIN.peek(db, "orders/42") == Mark(6, stamp(6).grant, 0)
 
 

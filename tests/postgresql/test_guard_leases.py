@@ -111,7 +111,7 @@ def test_an_unstamped_write_opens_no_name_for_a_later_stamp(db: psycopg.Connecti
     ORDERS.set_mode(db, "enforce")
     with pytest.raises(psycopg.DatabaseError) as caught, db.transaction():
         db.execute("UPDATE orders SET qty = 0 WHERE id = 3")
-        ORDERS.announce_on(db, stamp(5, 1, ONE))
+        ORDERS.announce_within(db, stamp(5, 1, ONE))
         db.execute("UPDATE orders SET qty = 0 WHERE id = 2")
     assert caught.value.sqlstate == "ZF005"
 
@@ -172,7 +172,7 @@ def test_a_token_used_twice_is_told_apart_by_its_grant(db: psycopg.Connection) -
 
 def test_an_inner_announcement_takes_only_itself_out(db: psycopg.Connection) -> None:
     with ORDERS.transaction(db, stamp(5, 1, ONE)) as tx:
-        with ORDERS.announce_on(db, stamp(5, 2, ONE)):
+        with ORDERS.announce_within(db, stamp(5, 2, ONE)):
             tx.execute("UPDATE orders SET qty = 1 WHERE id = 1")
         tx.execute("UPDATE orders SET qty = 2 WHERE id = 1")
 

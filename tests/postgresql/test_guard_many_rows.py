@@ -85,7 +85,7 @@ def test_letting_rows_through_costs_no_more_for_many(
     before = one(db, "SELECT count(*) FROM fenced_guard.record")
     with db.transaction():
         if stamped is not None:
-            ORDERS.announce_on(db, stamp(stamped, 1, "orders/0"))
+            ORDERS.announce_within(db, stamp(stamped, 1, "orders/0"))
         called, noted = calls(db), one(db, "SELECT count(*) FROM fenced_guard.record")
         db.execute("UPDATE orders SET qty = qty + 1")
         assert calls(db) - called < 40
@@ -116,7 +116,7 @@ def test_admitting_rows_costs_no_more_for_many(kept: Db, isolation: str, rule: s
                 f"SELECT fenced_guard.announce_alone('{fences[0]} {fences[1]}', 'public.many')".encode()
             )
             kept.execute(f"BEGIN ISOLATION LEVEL {isolation}".encode())
-            guard.announce_on(kept, fences)
+            guard.announce_within(kept, fences)
             called = calls(kept)
             kept.execute("UPDATE many SET qty = qty + 1")
             assert calls(kept) - called < 40
@@ -178,7 +178,7 @@ def test_many_names_of_many_leases_are_decided_together(db: Db) -> None:
         tx.execute("UPDATE orders SET qty = 9 WHERE id = 71")
     with db.transaction(), pytest.raises(psycopg.DatabaseError, match="announce it too"), db.transaction():
         for lease in leases:  # one name of each is announced, and all are written
-            ORDERS.announce_on(db, lease, lease.names[0])
+            ORDERS.announce_within(db, lease, lease.names[0])
         db.execute("UPDATE orders SET qty = 0")
     assert one(db, "SELECT min(qty) FROM orders") > 0
 
@@ -254,7 +254,7 @@ def test_a_partition_that_is_made_later_is_no_slower_for_ever(db: Db) -> None:
     db.execute("INSERT INTO wide SELECT generate_series(1, 500), 0")
     for table, made_later in (("wide1", True), ("wide1", False), ("wide", False)):
         with db.transaction():
-            guard.announce_on(db, stamp(5, 1, "wide/0"))
+            guard.announce_within(db, stamp(5, 1, "wide/0"))
             called = calls(db)
             db.execute(f"UPDATE {table} SET qty = 1".encode())
             assert (calls(db) - called > ROWS) == made_later
@@ -294,7 +294,7 @@ def test_planted_bugs_are_found(db: Db, bug: str) -> None:
     def refused(rows: str) -> bool:
         try:
             with db.transaction(force_rollback=True):
-                ORDERS.announce_on(db, lease, "orders/0")
+                ORDERS.announce_within(db, lease, "orders/0")
                 db.execute(f"UPDATE orders SET qty = 0 WHERE id {rows}".encode())
         except psycopg.DatabaseError as error:
             return error.sqlstate == "ZF005"

@@ -57,9 +57,7 @@ class Shop:
 
     def __init__(self, url: str, rule: Rule = "retry", epoch: str | None = None) -> None:
         self.url = url
-        self.guard = fenced.sql.Guard(
-            table="orders", name="orders/{grp}", rule=rule, epoch=epoch, connect=self.connect
-        )
+        self.guard = fenced.sql.Guard(table="orders", name="orders/{grp}", rule=rule, epoch=epoch)
         self.connection = self.connect()
 
     def connect(self) -> Connection:
@@ -112,7 +110,7 @@ def test_an_invented_token_is_refused_and_the_holder_goes_on(shop: Shop, key: Hm
             shop.write(forged)
         assert (told.value.mark, told.value.name) == (5, NAME)
         with pytest.raises(ForgedStamp):
-            shop.guard.announce(forged)
+            shop.guard.announce(shop.connection, forged)
     shop.write(honest.stamp)  # its second transaction needs no proof: the mark is its own
     shop.write(key.sign(stamp(6, 1, NAME)))
     with pytest.raises(StaleToken):
@@ -300,7 +298,7 @@ def test_a_lease_goes_on_without_proofs_once_it_is_announced(shop: Shop) -> None
     """And writes nothing but the rows: its mark is only locked."""
     shop.require(HMAC)
     with fenced.Client("memory:") as client, client.hold(NAME) as lease:
-        shop.guard.announce(HMAC.sign(lease.announcement()))
+        shop.guard.announce(shop.connection, HMAC.sign(lease.announcement()))
         before = shop.value(f"SELECT xmin::text FROM {LAST}")
         shop.write(lease)
         assert shop.value(f"SELECT xmin::text FROM {LAST}") == before

@@ -181,7 +181,7 @@ def impatient(db: Db) -> None:
 
 def announce(db: Db, fence: Stamp, *names: str) -> None:
     db.execute("BEGIN")
-    ORDERS.announce_on(db, fence, *names)
+    ORDERS.announce_within(db, fence, *names)
 
 
 def sleeps(db: Db) -> None:

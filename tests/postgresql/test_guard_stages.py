@@ -46,7 +46,7 @@ def wrote(db: Db) -> None:
 
 def was_let_through(db: Db) -> None:
     db.execute("BEGIN")
-    ORDERS.announce_on(db, stamp(5, 1, ONE))
+    ORDERS.announce_within(db, stamp(5, 1, ONE))
 
 
 def has_a_snapshot(db: Db) -> None:
@@ -144,7 +144,7 @@ def test_first_announcements_keep_no_operator_waiting(db: Db, connect: Callable[
     ORDERS.set_mode(db, "require")
     early = connect()
     early.execute("BEGIN")
-    ORDERS.announce_on(early, stamp(7, 1, TWO))
+    ORDERS.announce_within(early, stamp(7, 1, TWO))
     db.execute("SET lock_timeout = '2s'")
     keys = PostgresqlOperator(PsycopgSession(db))
     for name in ("one", "two"):
@@ -159,7 +159,7 @@ def test_a_transaction_that_begins_after_adopt_waits_for_it(db: Db, connect: Cal
     ORDERS.set_mode(db, "require")
     early, operator, later = connect(), connect(), connect()
     early.execute("BEGIN")
-    ORDERS.announce_on(early, stamp(7, 1, TWO))
+    ORDERS.announce_within(early, stamp(7, 1, TWO))
     with ThreadPoolExecutor() as threads:
         adopting = threads.submit(operator.execute, b"SELECT fenced_guard.adopt(%s)", [OTHER_REALM])
         assert waits(db, operator, adopting)
@@ -179,7 +179,7 @@ def test_an_announcement_that_waits_is_of_the_authority_that_is_trusted_when_it_
     write(db, both, ONE)
     early, late = connect(), connect()
     early.execute("BEGIN")
-    ORDERS.announce_on(early, both, ONE)
+    ORDERS.announce_within(early, both, ONE)
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(write, late, stamp(8, 1, ONE), ONE)
         assert waits(db, late, waiting)

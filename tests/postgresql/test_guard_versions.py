@@ -147,7 +147,7 @@ def test_a_successor_takes_a_name_over_on_every_version(server: PostgresqlServer
             taker.rollback()
         assert db.execute(wanted, [stamp(5).grant]).fetchone() == (False,)
         old.execute("BEGIN")
-        guard.announce_on(old, stamp(5, 2, "t/1"))
+        guard.announce_within(old, stamp(5, 2, "t/1"))
         with guard.transaction(db, stamp(6, 1, "t/1")) as tx:
             tx.execute("UPDATE t SET qty = 2")
         with pytest.raises(psycopg.OperationalError):

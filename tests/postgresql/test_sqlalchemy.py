@@ -239,10 +239,10 @@ def test_a_begun_transaction_is_announced_on(url: str, kind: str) -> None:
     async def story(db: GuardedDatabase) -> None:
         async with db.target() as target:
             await now(target.begin())
-            with pytest.raises(fenced.Misuse, match="announce_on"):
+            with pytest.raises(fenced.Misuse, match="announce_within"):
                 async with entered(db.guard.transaction(target, stamp(5))):
                     raise AssertionError
-            async with entered(await now(db.guard.announce_on(target, stamp(5)))):
+            async with entered(await now(db.guard.announce_within(target, stamp(5)))):
                 await db.write(target)
             await now(target.commit())
             with pytest.raises(fenced.Misuse, match="ended inside"):

@@ -195,11 +195,11 @@ def test_optimised_python_is_as_strict(client: fenced.Client) -> None:
     """No safety hangs on an assert statement."""
     script = """
 import sys, fenced
-from fenced.stores.memory.guard import MemoryGuard
+from fenced.stores.memory.guard import MemoryValues
 from fenced.values.model import Credential
 from fenced.runtime.blocking import step
 from fenced.testing.kit import stamp
-guard = MemoryGuard()
+guard = MemoryValues()
 step(guard.write(Credential((stamp(5),)), 'orders/42', b'A'))
 try:
     step(guard.write(Credential((stamp(4),)), 'orders/42', b'B'))

@@ -9,7 +9,7 @@ from typing import Any
 from fenced.errors import Contended, Indeterminate, Refused, Unavailable
 from fenced.guards.cells import Swapped
 from fenced.proxy.gate import Gate
-from fenced.stores.memory.guard import MemoryCells, MemoryGuard
+from fenced.stores.memory.guard import MemoryCells, MemoryValues
 from fenced.values.model import Stamp
 from fenced_testkit.runtime.simulated import SimulatedRuntime
 from fenced_testkit.runtime.world import Process, World
@@ -100,7 +100,7 @@ class ProxyWorld:
         process = Process(self.world, name, rate=rng.uniform(0.999, 1.001), offset=rng.random() * 1000)
         runtime = SimulatedRuntime(process)
         cells: Any = FaultyCells(self.cells, runtime, self.world, self.faults)
-        guard = MemoryGuard(cells=cells, runtime=runtime)
+        guard = MemoryValues(cells=cells, runtime=runtime)
         return process, runtime, Gate(guard, runtime, settle=SETTLE, alone=self.alone)
 
     def run(self) -> Outcome:

@@ -23,7 +23,7 @@ import redis.sentinel
 
 from fenced import Client
 from fenced.errors import Indeterminate, Misconfigured, Misuse, StaleToken, Unavailable, Unsupported
-from fenced.redis import RedisGuard
+from fenced.redis import AsyncRedisGuard, RedisGuard
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.redis.address import redis_address
 from fenced.stores.redis.authority.authority import RedisAuthority
@@ -204,7 +204,8 @@ def test_a_slot_moves_under_a_transaction(moving_cluster: RedisCluster) -> None:
     async def asynchronously() -> Any:
         host, port = cluster.servers[0].host, cluster.servers[0].port
         async with redis.asyncio.cluster.RedisCluster(host=host, port=port) as client:
-            async with guard.transaction(client, holder) as tx:
+            suspending = AsyncRedisGuard(tag=tag, guarantee="best-effort")
+            async with suspending.transaction(client, holder) as tx:
                 tx.incr(keys[0])
             return tx.results
 
@@ -314,6 +315,7 @@ def test_a_guard_has_one_slot_of_a_cluster(cluster: RedisCluster) -> None:
     host, port = cluster.servers[0].host, cluster.servers[0].port
 
     async def asynchronous() -> None:
+        guard = AsyncRedisGuard(tag=tag, guarantee="best-effort")
         async with redis.asyncio.cluster.RedisCluster(host=host, port=port) as client:
             for _ in range(60):
                 with contextlib.suppress(Indeterminate):  # no replica has confirmed it yet
@@ -365,6 +367,8 @@ def test_a_slot_for_each_name(cluster: RedisCluster) -> None:
     eventually(lambda: step(values.open()))
 
     async def asynchronous() -> None:
+        guard = AsyncRedisGuard(tag=home, name="stock/{tag}", guarantee="best-effort")
+        library = guard.wrap_library(LEFT)
         host, port = cluster.servers[0].host, cluster.servers[0].port
         async with redis.asyncio.cluster.RedisCluster(host=host, port=port) as client:
             with pytest.raises(StaleToken):

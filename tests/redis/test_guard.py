@@ -34,7 +34,7 @@ from fenced.errors import (
     Uncovered,
 )
 from fenced.guards.cells import Config
-from fenced.redis import RedisGuard
+from fenced.redis import AsyncRedisGuard, RedisGuard
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.redis.guard import fence as fence_module
 from fenced.stores.redis.guard import scripts
@@ -254,7 +254,7 @@ def test_a_lease_is_announced_at_its_grant(client: redis.Redis, redis_url: str, 
 
     async def story() -> None:
         async with fenced.AsyncClient("memory:") as leases, redis.asyncio.Redis.from_url(redis_url) as own:
-            other = RedisGuard(tag=tag + "other")
+            other = AsyncRedisGuard(tag=tag + "other")
             async with leases.hold(NAME, guards=[other.on(own)]) as held:
                 with stale:
                     await other.announce(own, held.announcement()._replace(token=held.token - 1))
@@ -267,6 +267,8 @@ def test_misuse(client: redis.Redis, tag: str) -> None:
     for bad in (client.pipeline(), None, "redis://x"):
         with pytest.raises(Misuse, match="give the guard"):
             guard.announce(bad, stamp(5))  # type: ignore[arg-type]
+    with pytest.raises(Misuse, match=r"AsyncRedisGuard for a redis\.asyncio\.Redis"):
+        guard.announce(redis.asyncio.Redis(), stamp(5))  # type: ignore[arg-type]
     with pytest.raises(Misuse, match="end of its block"), guard.transaction(client, stamp(5)) as tx:
         tx.execute()
     with pytest.raises(Misuse, match="end of its block"), guard.transaction(client, stamp(5)) as tx:
@@ -280,7 +282,7 @@ def test_misuse(client: redis.Redis, tag: str) -> None:
 
 def test_asyncio(redis_url: str, tag: str) -> None:
     async def story() -> None:
-        guard, key = RedisGuard(tag=tag), f"{{{tag}}}"
+        guard, key = AsyncRedisGuard(tag=tag), f"{{{tag}}}"
         for options in ({}, {"single_connection_client": True, "decode_responses": True}):
             async with redis.asyncio.Redis.from_url(redis_url, **options) as client:
                 await guard.announce(client, stamp(5))
@@ -300,7 +302,7 @@ def test_asyncio(redis_url: str, tag: str) -> None:
 def test_a_guard_does_not_keep_a_client(redis_url: str, tag: str) -> None:
     """A client ends with its last user, which may be the operation itself."""
 
-    async def announced(guard: RedisGuard) -> None:
+    async def announced(guard: AsyncRedisGuard) -> None:
         client = redis.asyncio.Redis.from_url(redis_url)
         pool = client.connection_pool
         seen.append(weakref.ref(client))
@@ -317,7 +319,7 @@ def test_a_guard_does_not_keep_a_client(redis_url: str, tag: str) -> None:
         tx.set(f"{{{tag}}}", "v")
     del tx
     assert seen[-1]() is None
-    asyncio.run(announced(guard))
+    asyncio.run(announced(AsyncRedisGuard(tag=tag)))
 
 
 # The decision.
@@ -415,7 +417,7 @@ def test_a_transaction_is_announced_before_it_reads(client: redis.Redis, tag: st
 
 def test_an_asyncio_transaction_is_announced_before_it_reads(redis_url: str, tag: str) -> None:
     async def story() -> None:
-        guard = RedisGuard(tag=tag)
+        guard = AsyncRedisGuard(tag=tag)
         async with redis.asyncio.Redis.from_url(redis_url) as own, guard.transaction(own, stamp(6)) as tx:
             with pytest.raises(StaleToken):
                 await guard.announce(own, stamp(5))
@@ -594,6 +596,7 @@ def test_a_lost_reply_is_unknown_and_is_not_repeated(
     guard = RedisGuard(tag=tag, rule="sequenced")
 
     async def story(url: str, proxy: Proxy) -> None:
+        guard = AsyncRedisGuard(tag=tag, rule="sequenced")
         async with redis.asyncio.Redis.from_url(url) as own:
             await guard.announce(own, stamp(5))
             proxy.on(scripts.COMMANDS.sha.encode(), Fault.LOSE_REPLY)
@@ -701,7 +704,8 @@ def test_a_transaction_is_entered_once(client: redis.Redis, redis_url: str, tag:
     async def story() -> None:
         async with redis.asyncio.Redis.from_url(redis_url) as suspending:
             await is_entered_once_by_tasks(
-                lambda: guard.transaction(suspending, stamp(5)), lambda tx: tx.incr(key) and None
+                lambda: AsyncRedisGuard(tag=tag).transaction(suspending, stamp(5)),
+                lambda tx: tx.incr(key) and None,
             )
 
     asyncio.run(story())

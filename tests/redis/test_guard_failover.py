@@ -12,7 +12,7 @@ import redis.asyncio
 
 from fenced.drills.relay import Proxy
 from fenced.errors import AlreadyApplied, Indeterminate, Misconfigured, StaleToken, Unavailable
-from fenced.redis import RedisGuard
+from fenced.redis import AsyncRedisGuard, RedisGuard
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.redis.guard import clients
 from fenced.stores.redis.guard import values as values_module
@@ -95,7 +95,9 @@ def test_a_mark_that_no_replica_confirms_is_unknown(tag: str, monkeypatch: pytes
         async def story() -> None:
             async with redis.asyncio.Redis.from_url(primary.url()) as own:
                 with unconfirmed:
-                    await guard.announce(own, stamp(6))
+                    await AsyncRedisGuard(tag=tag, rule="sequenced", guarantee="best-effort").announce(
+                        own, stamp(6)
+                    )
 
         asyncio.run(story())
         proxy.heal()

@@ -9,7 +9,7 @@ import redis
 import redis.asyncio
 
 from fenced.errors import Misconfigured, Misuse, StaleToken
-from fenced.redis import RedisGuard
+from fenced.redis import AsyncRedisGuard, RedisGuard
 from tests.redis.test_guard import NAME, stamp, stored
 
 pytestmark = pytest.mark.xdist_group("redis-functions")  # which are the same for the whole server
@@ -74,8 +74,11 @@ def runs_behind_the_check(client: redis.Redis, redis_url: str, tag: str, stock: 
 
     async def story() -> None:
         async with redis.asyncio.Redis.from_url(redis_url) as own:
-            await library.load(own)
-            assert await take(own, stamp(6), NAME, keys=[key]) == [0, 1, 0]
+            suspending = AsyncRedisGuard(tag=tag).wrap_library(
+                stock.replace("name=stock", f"name=stock{tag}")
+            )
+            await suspending.load(own)
+            assert await suspending.function("take")(own, stamp(6), NAME, keys=[key]) == [0, 1, 0]
 
     asyncio.run(story())
     with pytest.raises(redis.ResponseError, match="NONE left"):

@@ -8,7 +8,7 @@ from fenced.core.acquiring import LeaseEngine
 from fenced.core.holding import GrantState
 from fenced.leases.dictionaries import MemoryRows
 from fenced.leases.rows import LeaseAlgorithm
-from fenced.stores.memory.guard import MemoryGuard
+from fenced.stores.memory.guard import MemoryValues
 from fenced_testkit.worlds.faults import Faults, MessageServer
 from fenced_testkit.worlds.memory import MemoryBackend
 from fenced_testkit.worlds.site import Site
@@ -88,7 +88,7 @@ def with_store(bug: type[LeaseAlgorithm] | type[MemoryRows]) -> type[Site]:
     return with_backend(bug, type(bug.__name__, (MemoryBackend,), {"store_type": bugs.store_with(bug)}))
 
 
-def with_guard(bug: type[MemoryGuard]) -> type[Site]:
+def with_guard(bug: type[MemoryValues]) -> type[Site]:
     return type(bug.__name__, (Site,), {"guard_type": bug, "__doc__": bug.__doc__})
 
 

@@ -14,7 +14,7 @@ import fenced
 from fenced.errors import Misconfigured, Misuse, Unsupported
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.sql import AsyncGuard, Guard
-from fenced.stores.sqlite.guard.values import SqliteGuard
+from fenced.stores.sqlite.guard.values import SqliteValues
 from fenced.testing.kit import stamp
 from fenced.values.model import Credential
 
@@ -164,7 +164,7 @@ def test_many_unique_keys(db: sqlite3.Connection) -> None:
 
 def test_a_forked_child_writes_on_a_connection_of_its_own(path: Path) -> None:
     """Else its acknowledged writes may go into a log that another process has deleted."""
-    guard = SqliteGuard(path, BlockingRuntime())
+    guard = SqliteValues(path, BlockingRuntime())
     step(guard.open())
     step(guard.write(Credential((stamp(5),)), "orders/42", b"parent"))
     inherited = list(guard._idle)
@@ -224,13 +224,13 @@ def test_switching_the_mode_leaves_an_open_transaction_alone(db: sqlite3.Connect
 def test_an_inner_announcement_clears_its_own_stamps_only(db: sqlite3.Connection) -> None:
     ORDERS.install(db, mode="require")
     with ORDERS.transaction(db, stamp(5)) as tx:
-        with ORDERS.announce_on(tx, stamp(6, 1, "orders/43")):
+        with ORDERS.announce_within(tx, stamp(6, 1, "orders/43")):
             tx.execute("UPDATE orders SET qty = 1 WHERE id = 43")
         tx.execute("UPDATE orders SET qty = 1 WHERE id = 42")
         with pytest.raises(Misuse, match="already"):
-            ORDERS.announce_on(tx, stamp(5, 2))
+            ORDERS.announce_within(tx, stamp(5, 2))
         with pytest.raises(fenced.Uncovered):  # all names or none: nothing of it stays
-            ORDERS.announce_on(tx, stamp(7, 1, "orders/7"), "orders/7", "orders/8")
+            ORDERS.announce_within(tx, stamp(7, 1, "orders/7"), "orders/7", "orders/8")
         assert tx.execute("SELECT count(*) FROM fenced_stamp").fetchone() == (1,)
     assert ORDERS.peek(db, "orders/7") is None
 
@@ -337,7 +337,7 @@ def test_a_program_that_reads_bytes(db: sqlite3.Connection) -> None:
 
 
 def test_an_invalid_stamp_does_not_spoil_the_audit(path: Path) -> None:
-    guard = SqliteGuard(path, BlockingRuntime())
+    guard = SqliteValues(path, BlockingRuntime())
     step(guard.open())
     with pytest.raises(fenced.InvalidStamp):
         step(guard.write(Credential((stamp(2**53),)), "orders/42", b"x"))
@@ -348,7 +348,7 @@ def test_an_invalid_stamp_does_not_spoil_the_audit(path: Path) -> None:
 
 def test_a_cooperative_file_opened_as_mandatory_gets_its_triggers(path: Path) -> None:
     for mandatory in (False, True):
-        guard = SqliteGuard(path, BlockingRuntime(), mode="require", mandatory=mandatory)
+        guard = SqliteValues(path, BlockingRuntime(), mode="require", mandatory=mandatory)
         step(guard.open())
         step(guard.close())
     with sqlite3.connect(path) as plain, pytest.raises(sqlite3.IntegrityError, match="fenced:missing"):

@@ -201,32 +201,33 @@ def test_the_programs_own_errors_pass_unchanged(db: sqlite3.Connection) -> None:
 
 
 def test_announcing_alone_and_in_ones_own_transaction(db: sqlite3.Connection, path: Path) -> None:
-    guard = Guard(table="orders", name="orders/{id}", connect=lambda: sqlite3.connect(path))
+    guard = Guard(table="orders", name="orders/{id}")
     guard.install(db, mode="require")
-    guard.announce(stamp(6, 0))
+    guard.announce(db, stamp(6, 0))
     with pytest.raises(fenced.StaleToken):
         write(db, stamp(5), "UPDATE orders SET qty = 1 WHERE id = 42")
     with pytest.raises(Misuse, match="begin a transaction first"):
-        guard.announce_on(db, stamp(6))
+        guard.announce_within(db, stamp(6))
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("BEGIN IMMEDIATE")
-    with guard.announce_on(db, stamp(6)) as tx:
+    with guard.announce_within(db, stamp(6)) as tx:
         tx.execute("UPDATE orders SET qty = 6 WHERE id = 42")
     db.execute("COMMIT")
     db.execute("BEGIN IMMEDIATE")
     with pytest.raises(fenced.StaleToken):
-        guard.announce_on(db, stamp(5, 2))
+        guard.announce_within(db, stamp(5, 2))
     db.execute("ROLLBACK")
     assert qty(db) == 6
-    with pytest.raises(Misuse, match="connect"):
-        ORDERS.announce(stamp(6))
+    db.execute("BEGIN")
+    with pytest.raises(Misuse, match="in a transaction already"):
+        guard.announce(db, stamp(7, 0))
 
 
 def test_several_leases_in_one_transaction(db: sqlite3.Connection) -> None:
     ORDERS.install(db, mode="require")
     with (
         ORDERS.transaction(db, stamp(5, 1, "orders/42")) as tx,
-        ORDERS.announce_on(tx, stamp(6, 1, "orders/43")),
+        ORDERS.announce_within(tx, stamp(6, 1, "orders/43")),
     ):
         tx.execute("UPDATE orders SET qty = 1")
     assert (qty(db, 42), qty(db, 43)) == (1, 1)
@@ -442,19 +443,19 @@ def test_a_rule_that_is_not_installed(db: sqlite3.Connection, path: Path, instal
     Guard(**options, rule=installed).install(db, mode="require")
     write(db, stamp(6), "UPDATE orders SET qty = 1 WHERE id = 42")
     for rule in RULES:
-        guard = Guard(**options, rule=rule, connect=lambda: sqlite3.connect(path, isolation_level=None))
+        guard = Guard(**options, rule=rule)
         told = (
             nullcontext()
             if rule == installed
             else pytest.raises(Misconfigured, match=f"rule {installed}.*says {rule}")
         )
         with told:
-            guard.announce(stamp(6, 0))
+            guard.announce(db, stamp(6, 0))
         with told:
             write(db, stamp(6, 2), "UPDATE orders SET qty = 2 WHERE id = 42", guard)
         with told:
             db.execute("BEGIN IMMEDIATE")
-            with guard.announce_on(db, stamp(6, 3)):
+            with guard.announce_within(db, stamp(6, 3)):
                 pass
         db.rollback()
         with told:

@@ -92,14 +92,14 @@ def guards(lease: fenced.Lease, stamp: fenced.Stamp) -> None:
 
 
 def sql_guards(connection: sqlite3.Connection, lease: fenced.Lease) -> None:
-    orders = sql.Guard(table="orders", name="orders/{id}", connect=lambda: sqlite3.connect("shop.db"))
+    orders = sql.Guard(table="orders", name="orders/{id}")
     orders.install(connection, mode="enforce")
     assert_type(orders.script(connection), str)
     with orders.transaction(connection, lease) as tx:
         assert_type(tx, sqlite3.Connection)
-    with orders.announce_on(connection, lease, "orders/42") as within:
+    with orders.announce_within(connection, lease, "orders/42") as within:
         assert_type(within, sqlite3.Connection)
-    orders.announce(lease)
+    orders.announce(connection, lease)
     assert_type(orders.name_for(id=42), str)
     assert_type(orders.peek(connection, "orders/42"), Mark | None)
     clause = orders.clause(connection, lease)
@@ -114,7 +114,7 @@ def frameworks(session: Session, connection: Connection, lease: fenced.Lease) ->
         assert_type(tx, Session)
     with orders.transaction(connection, lease, "orders/42", still_held=True) as within:
         assert_type(within, Connection)
-    with orders.announce_on(session, lease) as announced:
+    with orders.announce_within(session, lease) as announced:
         assert_type(announced, Session)
     with fenced.django.atomic(orders, lease, "orders/42", using="shop", still_held=True) as nothing:
         assert_type(nothing, None)
@@ -191,11 +191,11 @@ async def async_guards(connection: aiosqlite.Connection, lease: fenced.AsyncLeas
     assert_type(await values.write(lease, "orders/42", b"shipped"), int)
     await values.close()
 
-    orders = sql.AsyncGuard(table="orders", name="orders/{id}", connect=lambda: aiosqlite.connect("shop.db"))
+    orders = sql.AsyncGuard(table="orders", name="orders/{id}")
     await orders.install(connection, mode="enforce")
     async with orders.transaction(connection, lease) as tx:
         assert_type(tx, aiosqlite.Connection)
-    await orders.announce(lease)
+    await orders.announce(connection, lease)
     assert_type(await orders.peek(connection, "orders/42"), Mark | None)
     clause = orders.clause(connection, lease)
     assert_type(await clause.admitted(1, "id = ?", (42,)), bool)

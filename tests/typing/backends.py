@@ -9,12 +9,12 @@ from fenced.stores.dynamodb.guard.values import DynamoValues
 from fenced.stores.etcd.authority.authority import EtcdAuthority
 from fenced.stores.etcd.guard.values import EtcdValues
 from fenced.stores.memory.authority import MemoryAuthority
-from fenced.stores.memory.guard import MemoryGuard
+from fenced.stores.memory.guard import MemoryValues
 from fenced.stores.postgresql.authority.authority import PostgresqlAuthority
-from fenced.stores.postgresql.guard.values import PostgresqlGuard
+from fenced.stores.postgresql.guard.values import PostgresqlValues
 from fenced.stores.redis.authority.authority import RedisAuthority
 from fenced.stores.sqlite.authority.authority import SqliteAuthority
-from fenced.stores.sqlite.guard.values import SqliteGuard
+from fenced.stores.sqlite.guard.values import SqliteValues
 from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
 from fenced.stores.zookeeper.guard.values import ZooKeeperValues
 from fenced.values.contracts import Authority, NamedValues, Runtime
@@ -31,9 +31,9 @@ AUTHORITIES: list[type[Authority]] = [
 GUARDS: list[type[NamedValues]] = [
     DynamoValues,
     EtcdValues,
-    MemoryGuard,
-    PostgresqlGuard,
-    SqliteGuard,
+    MemoryValues,
+    PostgresqlValues,
+    SqliteValues,
     ZooKeeperValues,
 ]
 RUNTIMES: list[type[Runtime]] = [AioRuntime, BlockingRuntime, SimulatedRuntime]
@@ -49,8 +49,8 @@ AUTHORITY_TYPES: list[AuthorityType] = [
 GUARD_TYPES: list[GuardType] = [
     DynamoValues,
     EtcdValues,
-    MemoryGuard,
-    PostgresqlGuard,
-    SqliteGuard,
+    MemoryValues,
+    PostgresqlValues,
+    SqliteValues,
     ZooKeeperValues,
 ]

@@ -22,7 +22,7 @@ from fenced.errors import (
 from fenced.guards import cellguard
 from fenced.guards.cells import KEPT, Cell, Swapped
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.stores.memory.guard import MemoryCells, MemoryGuard
+from fenced.stores.memory.guard import MemoryCells, MemoryValues
 from fenced.testing.kit import NAME, by
 from fenced.values.contracts import Wakeup
 from fenced.values.decision import RULES, Mark, Rule
@@ -80,7 +80,7 @@ class Hasty(BlockingRuntime):
         return False
 
 
-class EveryTryIsNew(MemoryGuard):
+class EveryTryIsNew(MemoryValues):
     """An operation whose reply was lost is made again with a new id: it may happen twice. (Planted.)"""
 
     async def _operate(self, *arguments: object, **more: object) -> object:  # type: ignore[override]
@@ -91,7 +91,7 @@ class EveryTryIsNew(MemoryGuard):
                 pass
 
 
-class RefusalsAreBelieved(MemoryGuard):
+class RefusalsAreBelieved(MemoryValues):
     """A swap that was refused counts as not done, although its request may have been repeated. (Planted.)"""
 
     _refused = False
@@ -109,7 +109,7 @@ class RefusalsAreBelieved(MemoryGuard):
         return known, this
 
 
-def _story(seed: int, rule: Rule, guard_type: type[MemoryGuard], others: int) -> str | None:
+def _story(seed: int, rule: Rule, guard_type: type[MemoryValues], others: int) -> str | None:
     """Many writes of one lease, each with a seq of its own; returns what is wrong."""
     rng = random.Random(f"{seed} {rule}")
     cells = LossyCells(rng, others)
@@ -135,7 +135,7 @@ def _story(seed: int, rule: Rule, guard_type: type[MemoryGuard], others: int) ->
 def test_an_operation_happens_as_often_as_it_says(rule: Rule) -> None:
     for seed in SEEDS:
         for others in (0, 2, 3 * KEPT):
-            wrong = _story(seed, rule, MemoryGuard, others)
+            wrong = _story(seed, rule, MemoryValues, others)
             assert wrong is None, wrong
 
 
@@ -170,7 +170,7 @@ def test_an_error_after_a_lost_reply_is_unknown(error: type[FencedError]) -> Non
             self.lost = True
             raise Indeterminate("no reply")
 
-    guard = MemoryGuard(cells=Denied(), runtime=Hasty())
+    guard = MemoryValues(cells=Denied(), runtime=Hasty())
     with pytest.raises(Indeterminate):
         step(guard.write(by(5), NAME, b"one"))
 
@@ -185,7 +185,7 @@ def test_an_address_says_rule_and_mode() -> None:
 
 
 def test_operators_of_cells() -> None:
-    guard = MemoryGuard(mode="shadow")
+    guard = MemoryValues(mode="shadow")
     step(guard.set_mode("enforce", "a/*"))
     step(guard.write(by(5), NAME, b"A"))
     step(guard.write(by(4), NAME, b"B"))

@@ -15,7 +15,7 @@ from fenced.client import registry
 from fenced.client.moving import GAP, AdoptRealm, GuardTrust, Moved, MoveStep, RaiseFloor, move, next_step
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
-from fenced.stores.memory.guard import MemoryGuard
+from fenced.stores.memory.guard import MemoryValues
 from fenced.values.contracts import Wakeup
 from fenced.values.model import TOKEN_MAX, Ask, Credential, Granted, Holder, Stamp, Standing, grant_id
 
@@ -69,7 +69,7 @@ class Site:
         self.runtime = BlockingRuntime()
         self.stores = [MemoryStore(self.runtime.now, realm=realm) for realm in (OLD, NEW)]
         self.authorities = [MemoryAuthority(store, self.runtime) for store in self.stores]
-        self.guards = [MemoryGuard() for _ in range(2)]
+        self.guards = [MemoryValues() for _ in range(2)]
         self.admitted: list[list[Stamp]] = [[], []]
         self.refused: list[str] = []
         self.early: list[list[Stamp]] = [[], []]
@@ -188,7 +188,7 @@ def test_an_authority_that_could_repeat_tokens_must_be_accepted() -> None:
     site.check(step(move(old, new, site.guards, site.runtime, patience=0.0, guarantee="best-effort")))
 
 
-class BusyOnce(MemoryGuard):
+class BusyOnce(MemoryValues):
     """Its first adoption finds a transaction in the way."""
 
     tries = 0

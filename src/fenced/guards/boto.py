@@ -25,7 +25,7 @@ class BotoClient:
         from botocore.exceptions import BotoCoreError, ClientError
 
         self.failures: tuple[type[Exception], ...] = (BotoCoreError, ClientError)
-        self.suspends = hasattr(type(client), "__aenter__")
+        self.suspends = hasattr(client.__class__, "__aenter__")  # not type(): it may be a weak proxy
         self._client = client
         self._runtime = runtime
         if self.suspends and runtime.colour == "blocking":

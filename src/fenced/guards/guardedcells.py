@@ -81,6 +81,7 @@ class GuardedCells:
         self._asked = rule
         self._first = Config(rule or DEFAULT_RULE, {"*": str(Mode.parse(mode))})
         self._clock = clock
+        self._opened = False
         self._known: KnownConfig | None = None
         self._seen: dict[str, tuple[Any, Cell]] = {}
         """By name, the cell that was seen last. It may be old: nothing is decided by it unless a swap compares it."""
@@ -89,6 +90,12 @@ class GuardedCells:
         self._many = MANY_NAMES in self.traits
         self._one_step = self._many and MODE_LAG not in self.traits
         """Whether the swap that decides compares the configuration, too, and all that was read."""
+
+    async def ready(self) -> None:
+        """Open at first use. Two that come at once both open, which is harmless."""
+        if not self._opened:
+            await self.open()
+            self._opened = True
 
     async def open(self) -> None:
         for tried in range(TRIES):

@@ -12,7 +12,6 @@ engines register under the entry point `fenced.engines`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ClassVar, Generic, TypeVar
@@ -20,7 +19,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 from fenced.client import registry
 from fenced.client.guarding import EnteredOnce, Fence, Fences, credential
 from fenced.client.leases import Lease
-from fenced.errors import AlreadyApplied, Misuse, Refused
+from fenced.client.own import GuardOn
+from fenced.errors import AlreadyApplied, Refused
 from fenced.guards.engine import TableGuard
 from fenced.guards.spec import Spec
 from fenced.runtime.blocking import step
@@ -57,11 +57,9 @@ class _GuardBase:
         rule: Rule | None = None,
         mandatory: bool = True,
         epoch: str | None = None,
-        connect: Callable[[], Any] | None = None,
     ) -> None:
         self._spec = Spec(table, name, rule, epoch)
         self._mandatory = mandatory
-        self._connect = connect
 
     @property
     def table(self) -> str:
@@ -73,6 +71,10 @@ class _GuardBase:
         """The rule that the program names. None: it takes that of the installed guard."""
         return self._spec.rule
 
+    def on(self: Any, connection: Any) -> GuardOn:
+        """This guard on this connection, for `hold(guards=[guard.on(connection)])`, which announces each new lease."""
+        return GuardOn(self, connection)
+
     def name_for(self, **values: object) -> str:
         """The name to lease for the row with these values of the template's columns."""
         return self._spec.name_for(**values)
@@ -80,17 +82,9 @@ class _GuardBase:
     def _on(self, connection: object) -> TableGuard:
         return on(connection, self._colour).table(self._spec, self._mandatory)
 
-    def _connector(self) -> Callable[[], Any]:
-        if self._connect is None:
-            what = "a function" if self._colour == "blocking" else "a coroutine function"
-            raise Misuse(
-                f"announce() needs {type(self).__name__}(connect=...): {what} that opens a connection"
-            )
-        return self._connect
-
 
 class Guard(_GuardBase):
-    """Guards one of the program's tables. Only `announce` needs `connect`."""
+    """Guards one of the program's tables."""
 
     _colour = "blocking"
 
@@ -155,22 +149,18 @@ class Guard(_GuardBase):
         assert found.driver.direct is not None
         return found.driver.direct(found.connection, self._spec, self._mandatory, source, seq, covered)
 
-    def announce(self, fence: Fences, *names: str) -> None:
-        """Raise the marks on a new connection from `connect`, and commit. Reads that begin afterwards are fenced."""
-        connection = self._connector()()
-        try:
-            step(self._on(connection).announce(credential(fence, names, announcing=True)))
-        finally:
-            connection.close()
+    def announce(self, connection: Any, fence: Fences, *names: str) -> None:
+        """Raise the marks in a transaction of its own, and commit it. Reads that begin afterwards are fenced."""
+        step(self._on(connection).announce(credential(fence, names, announcing=True)))
 
-    def announce_on(
+    def announce_within(
         self, connection: C, fence: Fences, *names: str, still_held: bool = False
     ) -> Announced[C]:
         """Announce in the transaction that the program has begun. Call `clear()` before its COMMIT."""
         announced = Announced(
             connection, self._on(connection), credential(fence, names, still_held=still_held)
         )
-        step(announced._table.announce_on(announced._credential))
+        step(announced._table.announce_within(announced._credential))
         return announced
 
     def peek(self, connection: Any, name: str, at_least: int = 0) -> Mark | None:
@@ -186,21 +176,9 @@ class Guard(_GuardBase):
 
 
 class AsyncGuard(_GuardBase):
-    """Guards one of the program's tables, for asyncio. Only `announce` needs `connect`."""
+    """Guards one of the program's tables, for asyncio."""
 
     _colour = "asyncio"
-
-    def __init__(
-        self,
-        *,
-        table: str,
-        name: str,
-        rule: Rule | None = None,
-        mandatory: bool = True,
-        epoch: str | None = None,
-        connect: Callable[[], Awaitable[Any]] | None = None,
-    ) -> None:
-        super().__init__(table=table, name=name, rule=rule, mandatory=mandatory, epoch=epoch, connect=connect)
 
     async def install(self, connection: Any, mode: str | None = None, *, replace: bool = False) -> None:
         """Create the marks and, if mandatory, the triggers. A new guard gets mode observe.
@@ -251,21 +229,17 @@ class AsyncGuard(_GuardBase):
         carried = credential(fence, names, still_held=still_held)
         return AsyncTransaction(connection, self._on(connection), carried)
 
-    async def announce(self, fence: Fences, *names: str) -> None:
-        """Raise the marks on a new connection from `connect`, and commit. Reads that begin afterwards are fenced."""
-        connection = await self._connector()()
-        try:
-            await self._on(connection).announce(credential(fence, names, announcing=True))
-        finally:
-            await connection.close()
+    async def announce(self, connection: Any, fence: Fences, *names: str) -> None:
+        """Raise the marks in a transaction of its own, and commit it. Reads that begin afterwards are fenced."""
+        await self._on(connection).announce(credential(fence, names, announcing=True))
 
-    async def announce_on(
+    async def announce_within(
         self, connection: C, fence: Fences, *names: str, still_held: bool = False
     ) -> AsyncAnnounced[C]:
         """Announce in the transaction that the program has begun. Call `clear()` before its COMMIT."""
         carried = credential(fence, names, still_held=still_held)
         announced = AsyncAnnounced(connection, self._on(connection), carried)
-        await announced._table.announce_on(carried)
+        await announced._table.announce_within(carried)
         return announced
 
     async def peek(self, connection: Any, name: str, at_least: int = 0) -> Mark | None:

@@ -22,7 +22,7 @@ def _alchemy_session(session: Any) -> Found:
         return session, session.get_bind().dialect.name
     except UnboundExecutionError as error:
         raise Misuse(
-            "this session has no single bind; begin, and announce_on(session.connection(bind_arguments=...), lease)"
+            "this session has no single bind; begin, and announce_within(session.connection(bind_arguments=...), lease)"
         ) from error
 
 

@@ -24,7 +24,7 @@ from fenced.errors import (
     Uncovered,
     Unsupported,
 )
-from fenced.stores.memory.guard import MemoryGuard
+from fenced.stores.memory.guard import MemoryValues
 from fenced.testing import abilities
 from fenced.testing.inputs import BAD_NAMES, BAD_STAMPS, ODD_NAMES
 from fenced.testing.kit import NAME, Check, Checks, GuardHarness, by, ensure, has, is_at, raises, stamp, until
@@ -313,7 +313,7 @@ async def agrees_with_the_decision(h: GuardHarness) -> None:
     for rule in RULES:
         guard = await h.guard(rule)
         await _decides_as_the_vectors_say(guard, rule)
-        model = MemoryGuard(rule=rule)
+        model = MemoryValues(rule=rule)
         rng = random.Random(f"agree {rule}")
         names = [f"{rule}/{letter}" for letter in "ab"]
         kinds = KINDS if has(h, "many-names") else ONE_BY_ONE

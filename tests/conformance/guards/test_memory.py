@@ -3,7 +3,7 @@
 import pytest
 
 from fenced.errors import MissingStamp
-from fenced.stores.memory.guard import MemoryCells, MemoryGuard
+from fenced.stores.memory.guard import MemoryCells, MemoryValues
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
 from fenced.values.contracts import NamedValues, Runtime, Trait
 from fenced.values.decision import Rule
@@ -12,7 +12,7 @@ BACKEND = "memory"
 
 
 class Harness:
-    def __init__(self, runtime: Runtime, guard_type: type[MemoryGuard] = MemoryGuard) -> None:
+    def __init__(self, runtime: Runtime, guard_type: type[MemoryValues] = MemoryValues) -> None:
         self.runtime = runtime
         self._guard_type = guard_type
         self._cells: dict[Rule, MemoryCells] = {}

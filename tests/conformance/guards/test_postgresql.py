@@ -4,7 +4,7 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel
 
-from fenced.stores.postgresql.guard.values import PostgresqlGuard
+from fenced.stores.postgresql.guard.values import PostgresqlValues
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
 from fenced.values.contracts import NamedValues, Runtime, Trait
 from fenced.values.decision import Rule
@@ -27,14 +27,14 @@ class Harness:
         self._isolation = isolation
         self._databases: dict[Rule, str] = {}
         self._rule: Rule = "retry"
-        self._opened: list[PostgresqlGuard] = []
+        self._opened: list[PostgresqlValues] = []
 
     @property
     def traits(self) -> tuple[Trait, ...]:
         return self._made("postgresql:", "retry", "enforce").traits
 
-    def _made(self, url: str, rule: Rule | None, mode: str) -> PostgresqlGuard:
-        return PostgresqlGuard(
+    def _made(self, url: str, rule: Rule | None, mode: str) -> PostgresqlValues:
+        return PostgresqlValues(
             url, self.runtime, rule=rule, mode=mode, mandatory=self._mandatory, isolation=self._isolation
         )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.stores.sqlite.guard.values import SqliteGuard
+from fenced.stores.sqlite.guard.values import SqliteValues
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
 from fenced.testing.kit import stamp
 from fenced.values.contracts import NamedValues, Runtime, Trait
@@ -22,14 +22,14 @@ class Harness:
         self._mandatory = mandatory
         self._folder = folder
         self._rule: Rule = "retry"
-        self._opened: list[SqliteGuard] = []
+        self._opened: list[SqliteValues] = []
 
     @property
     def traits(self) -> tuple[Trait, ...]:
         return self._made("retry", "enforce").traits
 
-    def _made(self, rule: Rule | None, mode: str) -> SqliteGuard:
-        return SqliteGuard(self._path, self.runtime, rule=rule, mode=mode, mandatory=self._mandatory)
+    def _made(self, rule: Rule | None, mode: str) -> SqliteValues:
+        return SqliteValues(self._path, self.runtime, rule=rule, mode=mode, mandatory=self._mandatory)
 
     async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> NamedValues:
         self._rule = rule
@@ -81,7 +81,7 @@ def test_sqlite(check: Check[GuardHarness], form: str, colour: Colour, tmp_path:
 # proves guard sqlite: durable-marks
 def test_marks_and_values_are_synced_together(tmp_path: Path) -> None:
     """One transaction holds both, on a connection that syncs it: neither can be on the disk without the other."""
-    guard = SqliteGuard(tmp_path / "values.db", BlockingRuntime())
+    guard = SqliteValues(tmp_path / "values.db", BlockingRuntime())
     step(guard.open())
     seen: list[str] = []
     connection = guard._idle[-1]

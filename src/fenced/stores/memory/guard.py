@@ -53,7 +53,7 @@ _SHARED: dict[tuple[int, str], MemoryCells] = {}
 """The cells of this process, by process id and name. So a forked child finds none of its parent's."""
 
 
-class MemoryGuard(CellGuard):
+class MemoryValues(CellGuard):
     """Values under names, in one process."""
 
     traits: tuple[Trait, ...] = (
@@ -84,7 +84,7 @@ class MemoryGuard(CellGuard):
         self.cells.blobs.setdefault(CONFIG, (1, self._first.packed()))
 
     @classmethod
-    def at(cls, url: str, runtime: Runtime) -> MemoryGuard:
+    def at(cls, url: str, runtime: Runtime) -> MemoryValues:
         parts = urlsplit(url)
         # `setdefault` is one step: two threads that ask at the same time get the same cells.
         cells = _SHARED.setdefault((os.getpid(), parts.netloc + parts.path), MemoryCells())

@@ -23,7 +23,7 @@ from fenced.errors import (
     StaleToken,
     Unavailable,
 )
-from fenced.stores.memory.guard import MemoryGuard
+from fenced.stores.memory.guard import MemoryValues
 from fenced.values import timing
 from fenced.values.contracts import Authority, Versioned
 from fenced.values.decision import Rule
@@ -55,7 +55,7 @@ class Site:
     """One world. A subclass chooses another authority, or plants a bug in one of the parts."""
 
     backend_type: type[AuthorityBackend] = MemoryBackend
-    guard_type: type[MemoryGuard] = MemoryGuard
+    guard_type: type[MemoryValues] = MemoryValues
     engine_type: type[LeaseEngine] = LeaseEngine
     announces = True
     waits: ClassVar[tuple[float | None, ...]] = (None, None, 0.0, 1.0, 4.0)

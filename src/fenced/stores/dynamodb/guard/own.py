@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Self
 
 from fenced.client.guarding import EnteredOnce, Fences, credential
+from fenced.client.own import ClientGuard
 from fenced.errors import Misuse, Unsupported, shown
 from fenced.guards.answers import one_stamp
 from fenced.guards.boto import BotoClient
@@ -24,7 +26,8 @@ class DynamoTransaction(EnteredOnce):
     The arguments of each method are those that boto3 has for the same thing: `TableName`, `Key`, `Item`, and so on.
     """
 
-    def __init__(self, marks: _Marks, fence: Fences, names: tuple[str, ...]) -> None:
+    def __init__(self, client: Any, marks: _Marks, fence: Fences, names: tuple[str, ...]) -> None:
+        self._client = client  # the marks do not keep it
         self._marks = marks
         self._fence = fence
         self._names = names
@@ -96,25 +99,6 @@ class AsyncDynamoTransaction(DynamoTransaction):
 class _Marks(DynamoMarks):
     """The marks of a DynamoGuard. The caller's items are in tables of their own."""
 
-    _opened = False
-
-    @classmethod
-    def on(
-        cls, client: Any, table: str, prefix: str, rule: Rule | None, mode: str, runtime: Runtime
-    ) -> _Marks:
-        if not hasattr(client, "transact_write_items"):
-            raise Misuse(
-                f'give the guard boto3.client("dynamodb") or a client of aiobotocore, not {shown(client)}'
-            )
-        below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        cells = DynamoCells(BotoClient(client, runtime, "AsyncDynamoGuard"), table, below, runtime)
-        return cls(cells, runtime, f"dynamodb://{table}/{below}", rule=rule, mode=mode)
-
-    async def ready(self) -> None:
-        if not self._opened:
-            await self.open()
-            self._opened = True
-
     async def announce(self, credential: Credential) -> None:
         await self.ready()
         await super().announce(credential)
@@ -135,68 +119,77 @@ class _Marks(DynamoMarks):
         await self._operate(stamp, dict.fromkeys(carried.names or stamp.names), writes=writes)
 
 
-class DynamoGuard:
+class _OnDynamo(ClientGuard[_Marks]):
+    """What both guards share: where the marks are, and their options."""
+
+    traits = TRAITS
+
+    def __init__(
+        self, table: str, *, prefix: str = "", rule: Rule | None = None, mode: str = "enforce"
+    ) -> None:
+        super().__init__()
+        self._table = table
+        self._below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._rule = rule
+        self._mode = mode
+
+    def _new_runtime(self) -> Runtime:
+        return BlockingRuntime()
+
+    def _made(self, client: Any) -> _Marks:
+        if not hasattr(client, "transact_write_items"):
+            raise Misuse(
+                f'give the guard boto3.client("dynamodb") or a client of aiobotocore, not {shown(client)}'
+            )
+        runtime, table, below = self._new_runtime(), self._table, self._below
+        boto = BotoClient(weakref.proxy(client), runtime, "AsyncDynamoGuard")
+        cells = DynamoCells(boto, table, below, runtime)
+        return _Marks(cells, runtime, f"dynamodb://{table}/{below}", rule=self._rule, mode=self._mode)
+
+
+class DynamoGuard(_OnDynamo):
     """Transactions on DynamoDB behind a fence. The marks are in a table of their own, below `prefix`.
 
-        guard = DynamoGuard(boto3.client("dynamodb"), "fenced")
+        dynamodb, guard = boto3.client("dynamodb"), DynamoGuard("fenced")
         with client.hold("stock/42") as lease:
-            with guard.transaction(lease, "stock/42") as tx:
+            with guard.transaction(dynamodb, lease, "stock/42") as tx:
                 item = tx.get(TableName="stock", Key={"id": {"S": "42"}})
                 tx.put(TableName="stock", Item={"id": {"S": "42"}, "count": {"N": "7"}})
 
     A stale holder's block raises StaleToken, and nothing of it was written. Threads may share a guard.
     """
 
-    traits = TRAITS
-
-    def __init__(
-        self, client: Any, table: str, *, prefix: str = "", rule: Rule | None = None, mode: str = "enforce"
-    ) -> None:
-        self._marks = _Marks.on(client, table, prefix, rule, mode, BlockingRuntime())
-
-    def announce(self, fence: Fences, *names: str) -> None:
+    def announce(self, client: Any, fence: Fences, *names: str) -> None:
         """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
-        step(self._marks.announce(credential(fence, names, announcing=True)))
+        step(self._of(client).announce(credential(fence, names, announcing=True)))
 
-    def transaction(self, fence: Fences, *names: str) -> DynamoTransaction:
+    def transaction(self, client: Any, fence: Fences, *names: str) -> DynamoTransaction:
         """Announce; then collect writes, and send them at the end of the block, behind the fence.
 
         Without `names`, all names of the lease. Conflict: a condition of the block's own writes does not hold.
         """
-        return DynamoTransaction(self._marks, fence, names)
-
-    def close(self) -> None:
-        """Nothing to close: the client is the program's."""
+        return DynamoTransaction(client, self._of(client), fence, names)
 
 
-class AsyncDynamoGuard:
-    """The same for asyncio: `async with guard.transaction(lease, "stock/42") as tx`.
+class AsyncDynamoGuard(_OnDynamo):
+    """The same for asyncio: `async with guard.transaction(dynamodb, lease, "stock/42") as tx`.
 
     With a client of aiobotocore or aioboto3 nothing runs in threads; calls of boto3 do.
     """
 
-    traits = TRAITS
+    def _new_runtime(self) -> Runtime:
+        return AioRuntime()
 
-    def __init__(
-        self, client: Any, table: str, *, prefix: str = "", rule: Rule | None = None, mode: str = "enforce"
-    ) -> None:
-        self._runtime = AioRuntime()
-        self._marks = _Marks.on(client, table, prefix, rule, mode, self._runtime)
-
-    async def announce(self, fence: Fences, *names: str) -> None:
+    async def announce(self, client: Any, fence: Fences, *names: str) -> None:
         """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
-        await self._marks.announce(credential(fence, names, announcing=True))
+        await self._of(client).announce(credential(fence, names, announcing=True))
 
-    def transaction(self, fence: Fences, *names: str) -> AsyncDynamoTransaction:
+    def transaction(self, client: Any, fence: Fences, *names: str) -> AsyncDynamoTransaction:
         """Announce; then collect writes, and send them at the end of the block, behind the fence.
 
         Without `names`, all names of the lease. Conflict: a condition of the block's own writes does not hold.
         """
-        return AsyncDynamoTransaction(self._marks, fence, names)
-
-    async def close(self) -> None:
-        """End the threads that call boto3. The client stays open: it is the program's."""
-        self._runtime.close()
+        return AsyncDynamoTransaction(client, self._of(client), fence, names)
 
 
 def __dir__() -> list[str]:

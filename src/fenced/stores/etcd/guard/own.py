@@ -15,6 +15,7 @@ except ImportError as error:
     raise registry.needs_package("fenced.etcd", error) from error
 
 from fenced.client.guarding import EnteredOnce, Fences, credential, is_announced, stamp_of
+from fenced.client.own import ClientGuard
 from fenced.errors import Misuse, Unsupported, shown
 from fenced.guards.cells import CONFIG, key_of
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -30,7 +31,16 @@ if TYPE_CHECKING:
     from fenced.runtime.aio import AioRuntime
     from fenced.values.contracts import Runtime
 
-__all__ = ["AsyncEtcdGuard", "AsyncEtcdTransaction", "EtcdFence", "EtcdGuard", "EtcdTransaction", "EtcdValue"]
+__all__ = [
+    "AsyncEtcdClient",
+    "AsyncEtcdGuard",
+    "AsyncEtcdTransaction",
+    "EtcdClient",
+    "EtcdCompares",
+    "EtcdGuard",
+    "EtcdTransaction",
+    "EtcdValue",
+]
 
 
 _PRIVATE = ROOT.encode()
@@ -44,8 +54,8 @@ class EtcdValue(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class EtcdFence:
-    """Compares for a transaction of another client: while they hold, the fence does."""
+class EtcdCompares:
+    """Compares for a transaction of another client: while they hold, the lease was not overtaken."""
 
     compares: tuple[tuple[bytes, str, str, int], ...]
     """Key, target, result and revision of each: `(key, "MOD", "EQUAL", 17)`."""
@@ -146,24 +156,11 @@ class AsyncEtcdTransaction(EtcdTransaction):
 class _EtcdMarks(EtcdValues):
     """The marks of an EtcdGuard. A cell has no value: the caller's keys are elsewhere."""
 
-    opened = False
-
-    @classmethod
-    def on(cls, url: str, runtime: Runtime, prefix: str, rule: Rule | None, mode: str) -> _EtcdMarks:
-        address = EtcdAddress(url)
-        cells = EtcdCells(EtcdWire(address, runtime), runtime, prefix)
-        return cls(cells, runtime, f"{address.url}?prefix={prefix}", rule=rule, mode=mode)
-
-    async def ready(self) -> None:
-        if not self.opened:
-            await self.open()
-            self.opened = True
-
     async def look(self, key: bytes) -> EtcdValue:
         first = (await self.cells.read(txn((), [get(key)]))).found[0].first
         return EtcdValue(None, 0) if first is None else EtcdValue(first.value, first.modified)
 
-    async def fence(self, carried: Credential) -> EtcdFence:
+    async def compares(self, carried: Credential) -> EtcdCompares:
         await self.ready()
         while True:
             await self.announce(carried)
@@ -181,72 +178,38 @@ class _EtcdMarks(EtcdValues):
                 elif known.config.mode_of(name).refuses(name):
                     break  # overtaken since the announcement: the next one is refused
             else:
-                return EtcdFence(tuple((key, "MOD", "EQUAL", revision) for key, revision in compares))
+                return EtcdCompares(tuple((key, "MOD", "EQUAL", revision) for key, revision in compares))
 
 
-class _OnEtcd:
-    """What both guards share: where the marks are, and their options."""
+class _EtcdClient:
+    """What both clients share: the connections."""
 
-    traits = TRAITS
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        prefix: str = "default",
-        namespace: str = "default",
-        rule: Rule | None = None,
-        mode: str = "enforce",
-    ) -> None:
-        """`namespace`: of the authority on the same etcd, for `still_held`."""
-        self._namespace = namespace
+    def __init__(self, url: str) -> None:
+        address = EtcdAddress(url)
+        self._url = address.url
         self._runtime: Runtime = self._new_runtime()
-        self._marks = _EtcdMarks.on(url, self._runtime, prefix, rule, mode)
+        self._wire = EtcdWire(address, self._runtime)
 
     def _new_runtime(self) -> Runtime:
         return BlockingRuntime()
 
 
-class EtcdGuard(_OnEtcd):
-    """Transactions on one etcd cluster, for names below a prefix. `url`: `etcd://h1,h2,h3`.
-
-        guard = EtcdGuard("etcd://localhost")
-        with client.hold("stock/42") as lease:
-            with guard.transaction(lease, "stock/42") as tx:
-                stock = tx.get(b"stock/42")
-                tx.put(b"stock/42", b"7")
-
-    A stale holder's block raises StaleToken, and nothing of it was written. Threads may share a guard.
-    """
-
-    def announce(self, fence: Fences, *names: str) -> None:
-        """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
-        step(self._marks.ready())
-        step(self._marks.announce(credential(fence, names, announcing=True)))
-
-    def transaction(self, fence: Fences, *names: str, still_held: bool = False) -> EtcdTransaction:
-        """Announce; then collect puts and deletes, and send them at the end of the block, behind the fence.
-
-        Without `names`, all names of the lease. `still_held`: also compare that the authority, on the same etcd, still
-        has the lease; LeaseLost if not.
-        """
-        return EtcdTransaction(self._marks, fence, names, still_held, self._namespace)
-
-    def fence(self, fence: Fences, *names: str) -> EtcdFence:
-        """Announce, and return the compares to put into a transaction of another client.
-
-        If that transaction fails, call this again: it raises StaleToken if the lease was overtaken. If it returns the
-        same compares, another compare of the transaction has failed.
-        """
-        return step(self._marks.fence(credential(fence, names, announcing=True)))
+class EtcdClient(_EtcdClient):
+    """Connections to one etcd cluster, `etcd://h1,h2,h3`, for the guards of a program. Threads may share it."""
 
     def close(self) -> None:
         """Disconnect."""
-        step(self._marks.close())
+        self._wire.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
-class AsyncEtcdGuard(_OnEtcd):
-    """The same for asyncio: `async with guard.transaction(lease, "stock/42") as tx`."""
+class AsyncEtcdClient(_EtcdClient):
+    """Connections to one etcd cluster, `etcd://h1,h2,h3`, for the guards of an asyncio program."""
 
     _runtime: AioRuntime
 
@@ -255,31 +218,116 @@ class AsyncEtcdGuard(_OnEtcd):
 
         return AioRuntime()
 
-    async def announce(self, fence: Fences, *names: str) -> None:
-        """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
-        await self._marks.ready()
-        await self._marks.announce(credential(fence, names, announcing=True))
+    async def close(self) -> None:
+        """Disconnect."""
+        self._wire.close()
+        self._runtime.close()
 
-    def transaction(self, fence: Fences, *names: str, still_held: bool = False) -> AsyncEtcdTransaction:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+class _OnEtcd(ClientGuard[_EtcdMarks]):
+    """What both guards share: where the marks are, and their options."""
+
+    traits = TRAITS
+    _client: type[_EtcdClient]
+
+    def __init__(
+        self,
+        *,
+        prefix: str = "default",
+        namespace: str = "default",
+        rule: Rule | None = None,
+        mode: str = "enforce",
+    ) -> None:
+        """`namespace`: of the authority on the same etcd, for `still_held`."""
+        super().__init__()
+        self._prefix = prefix
+        self._namespace = namespace
+        self._rule = rule
+        self._mode = mode
+
+    def _made(self, client: Any) -> _EtcdMarks:
+        if not isinstance(client, self._client):
+            raise Misuse(
+                f"give an {type(self).__name__} an {self._client.__name__}(url), not {shown(client)}"
+            )
+        cells = EtcdCells(client._wire, client._runtime, self._prefix)
+        address = f"{client._url}?prefix={self._prefix}"
+        return _EtcdMarks(cells, client._runtime, address, rule=self._rule, mode=self._mode)
+
+
+class EtcdGuard(_OnEtcd):
+    """Transactions on etcd, for names whose marks are below a prefix.
+
+        etcd, guard = EtcdClient("etcd://localhost"), EtcdGuard()
+        with client.hold("stock/42") as lease:
+            with guard.transaction(etcd, lease, "stock/42") as tx:
+                stock = tx.get(b"stock/42")
+                tx.put(b"stock/42", b"7")
+
+    A stale holder's block raises StaleToken, and nothing of it was written. Threads may share a guard.
+    """
+
+    _client = EtcdClient
+
+    def announce(self, client: EtcdClient, fence: Fences, *names: str) -> None:
+        """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
+        marks = self._of(client)
+        step(marks.ready())
+        step(marks.announce(credential(fence, names, announcing=True)))
+
+    def transaction(
+        self, client: EtcdClient, fence: Fences, *names: str, still_held: bool = False
+    ) -> EtcdTransaction:
         """Announce; then collect puts and deletes, and send them at the end of the block, behind the fence.
 
         Without `names`, all names of the lease. `still_held`: also compare that the authority, on the same etcd, still
         has the lease; LeaseLost if not.
         """
-        return AsyncEtcdTransaction(self._marks, fence, names, still_held, self._namespace)
+        return EtcdTransaction(self._of(client), fence, names, still_held, self._namespace)
 
-    async def fence(self, fence: Fences, *names: str) -> EtcdFence:
+    def compares(self, client: EtcdClient, fence: Fences, *names: str) -> EtcdCompares:
         """Announce, and return the compares to put into a transaction of another client.
 
         If that transaction fails, call this again: it raises StaleToken if the lease was overtaken. If it returns the
         same compares, another compare of the transaction has failed.
         """
-        return await self._marks.fence(credential(fence, names, announcing=True))
+        return step(self._of(client).compares(credential(fence, names, announcing=True)))
 
-    async def close(self) -> None:
-        """Disconnect."""
-        await self._marks.close()
-        self._runtime.close()
+
+class AsyncEtcdGuard(_OnEtcd):
+    """The same for asyncio: `async with guard.transaction(etcd, lease, "stock/42") as tx`."""
+
+    _client = AsyncEtcdClient
+
+    async def announce(self, client: AsyncEtcdClient, fence: Fences, *names: str) -> None:
+        """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
+        marks = self._of(client)
+        await marks.ready()
+        await marks.announce(credential(fence, names, announcing=True))
+
+    def transaction(
+        self, client: AsyncEtcdClient, fence: Fences, *names: str, still_held: bool = False
+    ) -> AsyncEtcdTransaction:
+        """Announce; then collect puts and deletes, and send them at the end of the block, behind the fence.
+
+        Without `names`, all names of the lease. `still_held`: also compare that the authority, on the same etcd, still
+        has the lease; LeaseLost if not.
+        """
+        return AsyncEtcdTransaction(self._of(client), fence, names, still_held, self._namespace)
+
+    async def compares(self, client: AsyncEtcdClient, fence: Fences, *names: str) -> EtcdCompares:
+        """Announce, and return the compares to put into a transaction of another client.
+
+        If that transaction fails, call this again: it raises StaleToken if the lease was overtaken. If it returns the
+        same compares, another compare of the transaction has failed.
+        """
+        return await self._of(client).compares(credential(fence, names, announcing=True))
 
 
 def _at(key: bytes, revision: int) -> bytes:

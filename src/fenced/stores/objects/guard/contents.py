@@ -21,6 +21,7 @@ from fenced.guards.guardedcells import SEEN_BYTES_MAX
 from fenced.stores.objects.guard.boto import BotoBucket
 from fenced.stores.objects.guard.buckets import Bucket
 from fenced.stores.objects.guard.cells import ObjectMarks, decoded, path_of
+from fenced.values.contracts import Runtime
 from fenced.values.decision import Ruling, Verdict, rule_on
 from fenced.values.model import Credential, check_name
 
@@ -54,23 +55,18 @@ class ObjectChange:
 class GuardedObjects:
     """What both faces do, written once."""
 
-    def __init__(self, marks: ObjectMarks, bucket: Bucket) -> None:
+    def __init__(self, marks: ObjectMarks, bucket: Bucket, runtime: Runtime) -> None:
         self.marks = marks
+        self.runtime = runtime
         self._bucket = bucket
-        self._opened = False
-
-    async def ready(self) -> None:
-        if not self._opened:
-            await self.marks.open()
-            self._opened = True
 
     async def announce(self, credential: Credential, name: str) -> None:
-        await self.ready()
+        await self.marks.ready()
         await self.marks.announced(credential, check_name(name))
 
     async def begin(self, credential: Credential, name: str) -> ObjectChange:
         """Announce, then read."""
-        await self.ready()
+        await self.marks.ready()
         cell = await self.marks.announced(credential, check_name(name))
         return ObjectChange(name, cell.version, await self._whole(name, cell.value))
 
@@ -80,22 +76,22 @@ class GuardedObjects:
             await self._write(credential, change.name, change.body, change.version)
 
     async def write(self, credential: Credential | None, name: str, body: bytes | None) -> None:
-        await self.ready()
+        await self.marks.ready()
         await self._write(credential, check_name(name), body if body is None else check_body(body), None)
 
     async def upload(self, credential: Credential, name: str, file: BinaryIO) -> None:
-        await self.ready()
+        await self.marks.ready()
         await self._upload(credential, check_name(name), file, None)
 
     async def download(self, credential: Credential, name: str) -> AsyncIterator[bytes]:
         """Announce, then read in parts. KeyError: there is no such object."""
-        await self.ready()
+        await self.marks.ready()
         cell = await self.marks.announced(credential, check_name(name))
         async for part in self._parts(name, cell.value):
             yield part
 
     async def peek(self, name: str) -> bytes | None:
-        await self.ready()
+        await self.marks.ready()
         return await self._whole(name, (await self.marks.peek(name)).value)
 
     async def sweep(self) -> int:
@@ -105,7 +101,7 @@ class GuardedObjects:
         deleted where the mode lets such writers through, and nothing of the newest holder. Other guard objects notice a
         new mode within a second: sweep later than that.
         """
-        await self.ready()
+        await self.marks.ready()
         found = [(path, "") for path in await self._bucket.keys(_PAYLOADS)]
         if isinstance(self._bucket, BotoBucket):
             found += await self._bucket.unfinished(_PAYLOADS)

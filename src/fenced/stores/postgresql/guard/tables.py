@@ -215,7 +215,9 @@ class PostgresqlTable:
         if self._session.state() == "closed":
             raise Misuse("this connection is closed, or busy with another statement")
         if self._session.state() != "idle":
-            raise Misuse("this connection is in a transaction already: commit it first, or use announce_on")
+            raise Misuse(
+                "this connection is in a transaction already: commit it first, or use announce_within"
+            )
         if credential is None:
             await self._begin_unstamped()
             return
@@ -323,7 +325,7 @@ class PostgresqlTable:
                 raise
             refused.add_note(f"(this refusal could not be recorded: {failed})")
 
-    async def announce_on(self, credential: Credential) -> None:
+    async def announce_within(self, credential: Credential) -> None:
         """Announce in the transaction that the program has begun."""
         if self._session.state() != "open":
             raise Misuse("begin a transaction first, or use transaction()")

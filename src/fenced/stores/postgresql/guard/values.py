@@ -60,7 +60,7 @@ _HIGHEST = (
 _MODES = "SELECT pattern, mode FROM fenced_guard.mode WHERE guard = %s"
 
 
-class PostgresqlGuard:
+class PostgresqlValues:
     """Values under names in one PostgreSQL table. With `mandatory`, triggers decide every write; otherwise the guard
     decides only its own."""
 
@@ -125,7 +125,7 @@ class PostgresqlGuard:
         return
 
     @classmethod
-    def at(cls, url: str, runtime: Runtime) -> PostgresqlGuard:
+    def at(cls, url: str, runtime: Runtime) -> PostgresqlValues:
         try:
             psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.Error as error:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Coroutine, Sequence
-from typing import Any, overload
-from weakref import WeakKeyDictionary
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from fenced.client import registry
 
@@ -15,12 +13,13 @@ try:
 except ImportError as error:
     raise registry.needs_package("fenced.redis", error) from error
 
-from fenced.client.announcing import GuardOn
 from fenced.client.guarding import EnteredOnce, Fences, is_announced, stamp_of
+from fenced.client.own import ClientGuard
 from fenced.errors import Misconfigured, Misuse, Unsupported, shown
 from fenced.runtime.blocking import step
 from fenced.stores.redis.guard.clients import (
     AnyClient,
+    AsyncClientChannel,
     AsyncRedisClient,
     ClientChannel,
     RedisClient,
@@ -35,7 +34,18 @@ from fenced.stores.redis.wire.routes import slot_of
 from fenced.values.decision import Rule
 from fenced.values.model import Stamp
 
-__all__ = ["AsyncRedisTransaction", "GuardedLibrary", "GuardedScript", "RedisGuard", "RedisTransaction"]
+__all__ = [
+    "AsyncGuardedLibrary",
+    "AsyncGuardedScript",
+    "AsyncRedisGuard",
+    "AsyncRedisTransaction",
+    "GuardedLibrary",
+    "GuardedScript",
+    "RedisGuard",
+    "RedisTransaction",
+]
+
+T = TypeVar("T")
 
 _CALLBACKS: dict[str, Any] = dict(redis.Redis(protocol=2).response_callbacks)
 """Scripts reply as RESP2 does, whatever protocol the client speaks; these make Python values of it."""
@@ -53,7 +63,7 @@ class _Collected(EnteredOnce):
         self,
         client: AnyClient,
         fences: RedisFences,
-        guard: RedisGuard,
+        guard: _OnRedis,
         fence: Fences | None,
         names: tuple[str, ...],
     ) -> None:
@@ -147,22 +157,10 @@ def _runs_at_the_end() -> Misuse:
     )
 
 
-class RedisGuard:
-    """Commands on Redis keys. The marks of its names are on the same server, and one script checks and writes.
+class _OnRedis(ClientGuard[RedisFences]):
+    """What both guards share: the options, and the fences on each client."""
 
-        guard = RedisGuard()
-        with client.hold("stock/42") as lease:
-            with guard.transaction(r, lease, "stock/42") as tx:  # announced: from here on an older holder is refused
-                left = int(r.get("stock:42"))
-                tx.set("stock:42", left - 1)
-                tx.rpush("sold", "42")
-
-    `r` is the program's own redis.Redis, or a redis.asyncio.Redis with `async with` and `await`. An operation of a
-    stale holder raises StaleToken, and no command of it has run. Threads and tasks may share a guard.
-
-    In a cluster the guard has one slot, that of its `tag`: the keys of its commands have this tag too, `{stock}:42`.
-    With `name="stock/{tag}"` each name has its own: the keys of stock/42 are like `{42}:left`.
-    """
+    _channel: type[ClientChannel] | type[AsyncClientChannel]
 
     def __init__(
         self,
@@ -173,60 +171,28 @@ class RedisGuard:
         guarantee: Guarantee = "strict",
         name: str | None = None,
     ) -> None:
+        super().__init__()
         self._options = FenceOptions(tag, rule, mode, guarantee, name)
         self.traits = TRAITS if name is None else SLOT_TRAITS
-        self._on: WeakKeyDictionary[AnyClient, RedisFences] = WeakKeyDictionary()
 
-    @overload
-    def transaction(self, client: RedisClient, fence: Fences | None, *names: str) -> RedisTransaction: ...
-    @overload
-    def transaction(
-        self, client: AsyncRedisClient, fence: Fences | None, *names: str
-    ) -> AsyncRedisTransaction: ...
-    def transaction(self, client: AnyClient, fence: Fences | None, *names: str) -> Any:
-        """A block whose commands run at its end, in one step, if every name is admitted; otherwise none of them runs.
+    def _made(self, client: Any) -> RedisFences:
+        return RedisFences(self._channel_of(client), self._options)
 
-        Entering it announces the lease, unless that was done before: an older holder does not change any more what the
-        block reads with the client. Without names it is about all names of the lease. If a command fails (a wrong
-        type), those before it stay, those after it do not run, and the client's own error is raised.
-        """
-        fences = self._fences(client)
-        kind: Any = RedisTransaction if isinstance(fences.channel, ClientChannel) else AsyncRedisTransaction
-        transaction = kind(getattr(client, "connection_pool", None), {}, False, None)
-        transaction._begin(client, fences, self, fence, names)
-        return transaction
-
-    @overload
-    def announce(self, client: RedisClient, fence: Fences, *names: str) -> None: ...
-    @overload
-    def announce(self, client: AsyncRedisClient, fence: Fences, *names: str) -> Coroutine[Any, Any, None]: ...
-    def announce(self, client: AnyClient, fence: Fences, *names: str) -> Any:
-        """Raise the marks before anything is read: from now on an older holder's operations are refused."""
-        blocking = isinstance(self._fences(client).channel, ClientChannel)
-        work = self._announce(client, fence, names)
-        return step(work) if blocking else work
+    def _channel_of(self, client: Any) -> ClientChannel | AsyncClientChannel:
+        channel = channel_of(client)
+        if not isinstance(channel, self._channel):
+            raise Misuse(
+                "RedisGuard is for a redis.Redis, AsyncRedisGuard for a redis.asyncio.Redis, "
+                f"and this is {type(self).__name__} with {shown(client)}"
+            )
+        return channel
 
     async def _announce(self, client: AnyClient, fence: Fences, names: tuple[str, ...]) -> None:
         stamp, names = _stamped(fence, names, announcing=True)
-        fences = self._fences(client)
+        fences = self._of(client)
         for group in fences.groups(names):
             opened = await fences.of(group, stamp)
             await opened.step(stamp, group, announce=True)
-
-    def on(self, client: AnyClient) -> GuardOn:
-        """This guard on this client, for `hold(guards=[guard.on(client)])`, which announces each new lease."""
-        return GuardOn(self, client)
-
-    def wrap(self, script: str) -> GuardedScript:
-        """The program's own Lua script with the check in front. Its KEYS and ARGV are as without a guard."""
-        return GuardedScript(self, wrapped(script))
-
-    def wrap_library(self, library: str) -> GuardedLibrary:
-        """The program's own library of functions (`#!lua name=...`), with the check in front of each function.
-
-        `load` it where it is to run; `function(name)` is called as a script of `wrap` is.
-        """
-        return GuardedLibrary(self, wrapped_library(library))
 
     async def _run(
         self,
@@ -238,7 +204,7 @@ class RedisGuard:
         arguments: Sequence[Word],
     ) -> Any:
         stamp, names = _stamped(fence, names)
-        fences = self._fences(client)
+        fences = self._of(client)
         if fences.channel.in_cluster:
             self._check_slots(keys, fences.prefix_of(names))
         opened = await fences.of(names, stamp)
@@ -251,13 +217,6 @@ class RedisGuard:
                 f"{fences.channel.where}: there is no function {script.words[1]} here: load() the guarded library, "
                 "with this version of fenced"
             ) from error
-
-    def _fences(self, client: AnyClient) -> RedisFences:
-        """The fences on a client; Misuse if it is none. They exist as long as the client does."""
-        try:
-            return self._on[client]
-        except (KeyError, TypeError):  # TypeError: not an object that could be a client
-            return self._on.setdefault(client, RedisFences(channel_of(client), self._options))
 
     def _check_slots(self, keys: Sequence[str | bytes], prefix: str) -> None:
         """A script runs on one node, and would fail in the middle at a key of another one."""
@@ -275,6 +234,85 @@ class RedisGuard:
         )
 
 
+class RedisGuard(_OnRedis):
+    """Commands on Redis keys. The marks of its names are on the same server, and one script checks and writes.
+
+        guard = RedisGuard()
+        with client.hold("stock/42") as lease:
+            with guard.transaction(r, lease, "stock/42") as tx:  # announced: from here on an older holder is refused
+                left = int(r.get("stock:42"))
+                tx.set("stock:42", left - 1)
+                tx.rpush("sold", "42")
+
+    `r` is the program's own redis.Redis. An operation of a stale holder raises StaleToken, and no command of it has
+    run. Threads may share a guard.
+
+    In a cluster the guard has one slot, that of its `tag`: the keys of its commands have this tag too, `{stock}:42`.
+    With `name="stock/{tag}"` each name has its own: the keys of stock/42 are like `{42}:left`.
+    """
+
+    _channel = ClientChannel
+
+    def transaction(self, client: RedisClient, fence: Fences | None, *names: str) -> RedisTransaction:
+        """A block whose commands run at its end, in one step, if every name is admitted; otherwise none of them runs.
+
+        Entering it announces the lease, unless that was done before: an older holder does not change any more what the
+        block reads with the client. Without names it is about all names of the lease. If a command fails (a wrong
+        type), those before it stay, those after it do not run, and the client's own error is raised.
+        """
+        return _collecting(RedisTransaction, client, self, fence, names)
+
+    def announce(self, client: RedisClient, fence: Fences, *names: str) -> None:
+        """Raise the marks before anything is read: from now on an older holder's operations are refused."""
+        step(self._announce(client, fence, names))
+
+    def wrap(self, script: str) -> GuardedScript:
+        """The program's own Lua script with the check in front. Its KEYS and ARGV are as without a guard."""
+        return GuardedScript(self, wrapped(script))
+
+    def wrap_library(self, library: str) -> GuardedLibrary:
+        """The program's own library of functions (`#!lua name=...`), with the check in front of each function.
+
+        `load` it where it is to run; `function(name)` is called as a script of `wrap` is.
+        """
+        return GuardedLibrary(self, wrapped_library(library))
+
+
+class AsyncRedisGuard(_OnRedis):
+    """The same for asyncio, on the program's own redis.asyncio.Redis: `async with guard.transaction(r, lease) as tx`.
+
+    Tasks may share a guard.
+    """
+
+    _channel = AsyncClientChannel
+
+    def transaction(
+        self, client: AsyncRedisClient, fence: Fences | None, *names: str
+    ) -> AsyncRedisTransaction:
+        """A block whose commands run at its end, in one step, if every name is admitted; otherwise none of them runs.
+
+        Entering it announces the lease, unless that was done before: an older holder does not change any more what the
+        block reads with the client. Without names it is about all names of the lease. If a command fails (a wrong
+        type), those before it stay, those after it do not run, and the client's own error is raised.
+        """
+        return _collecting(AsyncRedisTransaction, client, self, fence, names)
+
+    async def announce(self, client: AsyncRedisClient, fence: Fences, *names: str) -> None:
+        """Raise the marks before anything is read: from now on an older holder's operations are refused."""
+        await self._announce(client, fence, names)
+
+    def wrap(self, script: str) -> AsyncGuardedScript:
+        """The program's own Lua script with the check in front. Its KEYS and ARGV are as without a guard."""
+        return AsyncGuardedScript(self, wrapped(script))
+
+    def wrap_library(self, library: str) -> AsyncGuardedLibrary:
+        """The program's own library of functions (`#!lua name=...`), with the check in front of each function.
+
+        `load` it where it is to run; `function(name)` is called as a script of `wrap` is.
+        """
+        return AsyncGuardedLibrary(self, wrapped_library(library))
+
+
 class GuardedScript:
     """A Lua script or function that runs only if its names are admitted: the check and the script are one step."""
 
@@ -282,7 +320,6 @@ class GuardedScript:
         self._guard = guard
         self._script = script
 
-    @overload
     def __call__(
         self,
         client: RedisClient,
@@ -290,28 +327,28 @@ class GuardedScript:
         *names: str,
         keys: Sequence[str] = (),
         args: Sequence[Any] = (),
-    ) -> Any: ...
-    @overload
-    def __call__(
+    ) -> Any:
+        """Run it; returns what the script returns. If it fails, the client's own error is raised."""
+        return step(self._guard._run(client, self._script, fence, names, keys, args))
+
+
+class AsyncGuardedScript:
+    """A Lua script or function that runs only if its names are admitted: the check and the script are one step."""
+
+    def __init__(self, guard: AsyncRedisGuard, script: GuardScript) -> None:
+        self._guard = guard
+        self._script = script
+
+    async def __call__(
         self,
         client: AsyncRedisClient,
         fence: Fences | None,
         *names: str,
         keys: Sequence[str] = (),
         args: Sequence[Any] = (),
-    ) -> Coroutine[Any, Any, Any]: ...
-    def __call__(
-        self,
-        client: AnyClient,
-        fence: Fences | None,
-        *names: str,
-        keys: Sequence[str] = (),
-        args: Sequence[Any] = (),
     ) -> Any:
         """Run it; returns what the script returns. If it fails, the client's own error is raised."""
-        blocking = isinstance(self._guard._fences(client).channel, ClientChannel)
-        work = self._guard._run(client, self._script, fence, names, keys, args)
-        return step(work) if blocking else work
+        return await self._guard._run(client, self._script, fence, names, keys, args)
 
 
 class GuardedLibrary:
@@ -323,23 +360,44 @@ class GuardedLibrary:
         self.name = library.name
         """Under which the server has it: FUNCTION DELETE takes this name."""
 
-    @overload
-    def load(self, client: RedisClient) -> None: ...
-    @overload
-    def load(self, client: AsyncRedisClient) -> Coroutine[Any, Any, None]: ...
-    def load(self, client: AnyClient) -> Any:
+    def load(self, client: RedisClient) -> None:
         """Load the library, in a cluster on every primary; replaces one that was loaded before under its name."""
-        channel_of(client)  # Misuse if it is no client
-        loading: Any = client.function_load(self._library.source, replace=True)
-        return _finished(loading) if inspect.isawaitable(loading) else None
+        self._guard._channel_of(client)
+        client.function_load(self._library.source, replace=True)
 
     def function(self, name: str) -> GuardedScript:
         """One of its functions, by the name under which the library registers it."""
         return GuardedScript(self._guard, self._library.function(name))
 
 
-async def _finished(work: Any) -> None:
-    await work
+class AsyncGuardedLibrary:
+    """A library of functions that run only if their names are admitted: the check and the function are one step."""
+
+    def __init__(self, guard: AsyncRedisGuard, library: GuardLibrary) -> None:
+        self._guard = guard
+        self._library = library
+        self.name = library.name
+        """Under which the server has it: FUNCTION DELETE takes this name."""
+
+    async def load(self, client: AsyncRedisClient) -> None:
+        """Load the library, in a cluster on every primary; replaces one that was loaded before under its name."""
+        self._guard._channel_of(client)
+        loading: Any = client.function_load(self._library.source, replace=True)
+        await loading
+
+    def function(self, name: str) -> AsyncGuardedScript:
+        """One of its functions, by the name under which the library registers it."""
+        return AsyncGuardedScript(self._guard, self._library.function(name))
+
+
+def _collecting(
+    kind: type[T], client: AnyClient, guard: _OnRedis, fence: Fences | None, names: tuple[str, ...]
+) -> T:
+    fences = guard._of(client)
+    made: Any = kind
+    transaction = made(getattr(client, "connection_pool", None), {}, False, None)
+    transaction._begin(client, fences, guard, fence, names)
+    return transaction  # type: ignore[no-any-return]
 
 
 def _stamped(

@@ -66,7 +66,7 @@ class SqliteAlchemyTable(SqliteTable):
     async def announce(self, credential: Credential) -> None:
         raise _no_writes()
 
-    async def announce_on(self, credential: Credential) -> None:
+    async def announce_within(self, credential: Credential) -> None:
         raise _no_writes()
 
 

@@ -111,7 +111,7 @@ class SqliteTable:
         await guarded.enter()
         await guarded.leave(None)
 
-    async def announce_on(self, credential: Credential) -> None:
+    async def announce_within(self, credential: Credential) -> None:
         """Announce in the transaction that the program has begun: all names, or none."""
         stamp, names = _one(credential)
         session = self._session

@@ -65,8 +65,8 @@ class GuardedConnection:
     def refuse_nesting(self) -> None:
         if self._session.in_transaction:
             raise Misuse(
-                "this connection is in a transaction already: commit it first, or use announce_on "
-                "(a connection with autocommit=False is always in one, and can only use announce_on)"
+                "this connection is in a transaction already: commit it first, or use announce_within "
+                "(a connection with autocommit=False is always in one, and can only use announce_within)"
             )
 
     def _may_reenter(self, stamp: Stamp) -> bool:

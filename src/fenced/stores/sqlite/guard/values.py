@@ -45,7 +45,7 @@ _MODES = "SELECT pattern, mode FROM fenced_mode WHERE guard = ?"
 T = TypeVar("T")
 
 
-class SqliteGuard:
+class SqliteValues:
     """Values under names in one SQLite file. With `mandatory`, triggers decide every write; otherwise the guard decides
     only its own."""
 
@@ -92,7 +92,7 @@ class SqliteGuard:
         return
 
     @classmethod
-    def at(cls, url: str, runtime: Runtime) -> SqliteGuard:
+    def at(cls, url: str, runtime: Runtime) -> SqliteValues:
         return cls(path_of(url), runtime)
 
     async def open(self) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from fenced.client.announcing import GuardOn
 from fenced.client.guarding import Fences, credential, is_announced, stamp_of
+from fenced.client.own import ClientGuard
 from fenced.errors import Conflict, Indeterminate, Misconfigured, Misuse, Unavailable, Unsupported, shown
 from fenced.guards.cells import Swapped
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -20,7 +20,7 @@ __all__ = ["ZooKeeperGuard"]
 T = TypeVar("T")
 
 
-class ZooKeeperGuard:
+class ZooKeeperGuard(ClientGuard["_KazooMarks"]):
     """Transactions of kazoo clients. The marks are below `root`, in each client's chroot.
 
         guard = ZooKeeperGuard()
@@ -41,18 +41,16 @@ class ZooKeeperGuard:
     ) -> None:
         if not root.startswith("/") or root.endswith("/"):
             raise Misuse(f"root is a path like /shop/fenced-guard, not {shown(root)}")
+        super().__init__()
         self._paths = NodePaths(root)
         self._rule = rule
         self._mode = mode
-        self._on: weakref.WeakKeyDictionary[Any, _KazooMarks] = weakref.WeakKeyDictionary()
 
     def announce(self, client: Any, fence: Fences, *names: str) -> None:
         """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
-        step(self._marks(client).announce(credential(fence, names, announcing=True)))
-
-    def on(self, client: Any) -> GuardOn:
-        """This guard on this client, for `hold(guards=[guard.on(client)])`, which announces each new lease."""
-        return GuardOn(self, client)
+        marks = self._of(client)
+        step(marks.ready())
+        step(marks.announce(credential(fence, names, announcing=True)))
 
     @contextmanager
     def transaction(self, client: Any, fence: Fences, *names: str) -> Iterator[Any]:
@@ -61,7 +59,8 @@ class ZooKeeperGuard:
         Without `names`, all names of the lease. Conflict: an operation of the block failed, such as one with an old
         version; the message names it.
         """
-        marks = self._marks(client)
+        marks = self._of(client)
+        step(marks.ready())
         if not is_announced(fence, names, marks):
             step(marks.announce(credential(fence, names, announcing=True)))
         transaction = client.transaction()
@@ -72,22 +71,11 @@ class ZooKeeperGuard:
             stamp = stamp_of(fence, marks.kind)
             step(marks.write_with(stamp, names or stamp.names, transaction))
 
-    def _marks(self, client: Any) -> _KazooMarks:
+    def _made(self, client: Any) -> _KazooMarks:
         if not hasattr(client, "ensure_path"):
             raise Misuse(f"give the guard a kazoo client that is started, not {shown(client)}")
-        marks = self._on.get(client)
-        if marks is None:
-            # A weak reference: the guard does not keep a client that its program has dropped.
-            marks = _KazooMarks(
-                KazooCells(weakref.proxy(client), self._paths),
-                BlockingRuntime(),
-                "zookeeper:kazoo",
-                rule=self._rule,
-                mode=self._mode,
-            )
-            step(marks.open())
-            self._on[client] = marks
-        return marks
+        cells = KazooCells(weakref.proxy(client), self._paths)
+        return _KazooMarks(cells, BlockingRuntime(), "zookeeper:kazoo", rule=self._rule, mode=self._mode)
 
 
 def _committed_by_the_guard(*_: object) -> None:
