@@ -148,7 +148,7 @@ def test_a_further_transaction_is_one_round_trip(etcd_server: EtcdServer, prefix
             one(5)
         step(other.close())
         guard.client.close()
-    assert MANY_NAMES in guard.traits
+    assert MANY_NAMES in guard.guard.traits
 
 
 def test_compares_for_other_clients(guard: Bound, etcd_server: EtcdServer, prefix: str) -> None:
@@ -203,9 +203,10 @@ def test_still_held_compares_every_name(etcd_url: str, prefix: str) -> None:
     """A name of the lease whose claim is gone, whichever it is: LeaseLost, and nothing is written."""
     key, claims = f"{prefix}/stock".encode(), ClaimKeys(prefix)
     with (
-        contextlib.closing(Bound(EtcdGuard(prefix=prefix, namespace=prefix), EtcdClient(etcd_url))) as guard,
+        EtcdClient(etcd_url) as etcd,
         fenced.Client(etcd_url, namespace=prefix, guarantee="best-effort") as client,
     ):
+        guard = Bound(EtcdGuard(prefix=prefix, namespace=prefix), etcd)
         for gone in ("a", "b"):
             with contextlib.suppress(LeaseLost), client.hold_all(["a", "b"]) as lease:
                 with guard.transaction(lease, still_held=True) as tx:

@@ -200,6 +200,7 @@ class PostgresqlTable:
 
     async def announce(self, credential: Credential) -> None:
         """Announce in a separate transaction and commit it: reads that begin afterwards are fenced."""
+        self._expect_idle()
         await self._repeated(self._announce, credential)
 
     async def _announce(self, credential: Credential, _: bool) -> None:
@@ -223,6 +224,14 @@ class PostgresqlTable:
             return
         await self._repeated(self._begin, credential)
         self._credential = credential
+
+    def _expect_idle(self) -> None:
+        if self._session.state() == "closed":
+            raise Misuse("this connection is closed, or busy with another statement")
+        if self._session.state() != "idle":
+            raise Misuse(
+                "this connection is in a transaction already: commit it first, or use announce_within"
+            )
 
     async def _begin(self, credential: Credential, repeats: bool) -> None:
         await self._session.begin(self._announcement(credential, repeats=repeats))
