@@ -119,5 +119,5 @@ def _is_kin(name: str, stamp: Stamp) -> bool:
 
 
 def stops_the_consumer(error: Exception) -> bool:
-    """Whether the next message would fare no better: after a bug, or a refusal that is not about the message."""
+    """Whether the next message would fail too: after a bug, or a refusal that is not about the message."""
     return not isinstance(error, FencedError) or error.retry == "no"
