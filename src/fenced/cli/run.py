@@ -27,6 +27,7 @@ from fenced.core.holding import State
 from fenced.errors import FencedError, LeaseLost, Misuse, NotGranted
 from fenced.events import Event, KeeperFailed, LeaseInJeopardy
 from fenced.runtime.blocking import expect_interrupts
+from fenced.runtime.supervised import notify, watchdog_seconds
 from fenced.values import timing
 from fenced.values.durations import duration
 
@@ -257,13 +258,14 @@ def supervised(
 ) -> int | None:
     """Run the command while the lease is held, and return its status. None: it was stopped, its lease is over."""
     lease.check()  # the reply may have been slow
+    watchdog = Watchdog.of(lease)
     try:
         child = Child(command, environment)
     except OSError as error:
         raise NotStarted(command[0], error) from error
     try:
         lease.on_lost(inbox.interrupt)
-        cut_short = _watch(lease, child, inbox, margins)
+        cut_short = _watch(lease, child, inbox, margins, watchdog)
     except BaseException:
         child.kill()  # nobody watches its lease any more
         raise
@@ -272,12 +274,40 @@ def supervised(
     return None if cut_short else status
 
 
-def _watch(lease: Lease, child: Child, inbox: Inbox, margins: Margins) -> bool:
+class Watchdog:
+    """Tells a service manager (systemd) that the lease will last, so that it kills a stopped `fenced` and its command.
+
+    `WATCHDOG=1` is sent only while the lease outlasts the time that the service manager then waits. So the unit is
+    killed before the lease can be granted to another, also if this process is stopped and can do nothing itself.
+    """
+
+    def __init__(self, lease: Lease, interval: float | None) -> None:
+        self._lease = lease
+        self._interval = interval
+
+    @classmethod
+    def of(cls, lease: Lease) -> Watchdog:
+        interval = watchdog_seconds()
+        if interval is not None and interval > lease.ttl / 2:
+            raise Misuse(f"WatchdogSec is at most half the ttl ({lease.ttl / 2:g} s), not {interval:g} s")
+        notify("READY=1")
+        return cls(lease, interval)
+
+    def beat(self, wait: float) -> float:
+        """Send a sign of life if the lease will last. Returns how long the caller may wait until the next one."""
+        if self._interval is None:
+            return wait
+        if self._lease.remaining() > self._interval:
+            notify("WATCHDOG=1")
+        return min(wait, self._interval / 3)
+
+
+def _watch(lease: Lease, child: Child, inbox: Inbox, margins: Margins, watchdog: Watchdog) -> bool:
     """Forward signals to the child until it ends. True if we stopped it, because the lease was running out or lost."""
     warned = False
     while not child.has_ended():
         left = lease.remaining() - (margins.kill if warned else max(margins.warn, margins.kill))
-        signum = inbox.wait(min(left, SLICE_SECONDS))
+        signum = inbox.wait(watchdog.beat(min(left, SLICE_SECONDS)))
         # Check the lease before forwarding the signal: SIGCONT must not continue a child past the deadline.
         remaining = 0.0 if lease.state is State.LOST else lease.remaining()
         if remaining <= margins.kill:

@@ -81,6 +81,14 @@ class LeaseBase:
         """Seconds until this holder must treat the lease as lost, unless it is renewed."""
         return self._grant.remaining()
 
+    def serving(self) -> bool:
+        """Whether this holder may still believe in its lease: for request handlers, without an exception or I/O.
+
+        A pause can follow, so it is best-effort: it keeps most late answers away. A guard refuses late writes.
+        """
+        grant = self._grant
+        return grant.lost_reason is None and not grant.released and grant.runtime.now() < grant.deadline
+
     def next_stamp(self) -> Stamp:
         """The stamp of the next operation. To retry that operation, send the same stamp again."""
         return self._grant.next_stamp()

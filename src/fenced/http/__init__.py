@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from fenced.http.receiving import Replayed as Replayed
     from fenced.http.receiving import answer as answer
     from fenced.http.receiving import flask_answer as flask_answer
+    from fenced.http.serving import Serving as Serving
+    from fenced.http.serving import WsgiServing as WsgiServing
     from fenced.http.transactions import AsyncAtomic as AsyncAtomic
     from fenced.http.transactions import Atomic as Atomic
     from fenced.http.transactions import atomic as atomic
@@ -43,8 +45,10 @@ _HOME = {
     "Received": "fenced.http.receiving",
     "Receiver": "fenced.http.asgi",
     "Replayed": "fenced.http.receiving",
+    "Serving": "fenced.http.serving",
     "WsgiBefore": "fenced.http.wsgi",
     "WsgiReceiver": "fenced.http.wsgi",
+    "WsgiServing": "fenced.http.serving",
     "answer": "fenced.http.receiving",
     "flask_answer": "fenced.http.receiving",
     "atomic": "fenced.http.transactions",
@@ -65,8 +69,10 @@ __all__ = [
     "Received",
     "Receiver",
     "Replayed",
+    "Serving",
     "WsgiBefore",
     "WsgiReceiver",
+    "WsgiServing",
     "answer",
     "atomic",
     "error_from",

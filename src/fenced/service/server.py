@@ -24,13 +24,13 @@ from fenced.errors import FencedError, Misconfigured
 from fenced.http1.server import ListenOptions, listening
 from fenced.net.filesystem import FileInUse
 from fenced.runtime.certificates import load_chain, server_context, why_not_now
+from fenced.runtime.supervised import notify
 from fenced.service.access import TokenFile, is_loopback
 from fenced.service.api import Api
 from fenced.service.connections import BoundedConnection
 from fenced.service.hot import connections_of
 from fenced.service.limits import Limits
 from fenced.service.namespaces import MakeAuthority, ServedNamespace
-from fenced.service.supervised import notify
 from fenced.values.model import Standing
 
 STOP_SECONDS = 10
