@@ -58,14 +58,14 @@ def test_asgi(client: fenced.Client) -> None:
 
 
 def test_wsgi(client: fenced.Client) -> None:
-    with client.hold("leader") as lease:
-        gate = httpx.Client(
-            transport=httpx.WSGITransport(WsgiServing(hello, lease)), base_url="http://leader.invalid"
-        )
-        assert gate.get("/").text == "hello"
-        assert gate.get("/ready").status_code == 204
-        lease._grant.lose("revoked")
-        assert gate.get("/").status_code == gate.get("/ready").status_code == 503
+    lease = client.acquire("leader")
+    gate = httpx.Client(
+        transport=httpx.WSGITransport(WsgiServing(hello, lease)), base_url="http://leader.invalid"
+    )
+    assert gate.get("/").text == "hello"
+    assert gate.get("/ready").status_code == 204
+    lease.release()
+    assert gate.get("/").status_code == gate.get("/ready").status_code == 503
 
 
 def test_a_lease_that_is_over_does_not_serve(client: fenced.Client) -> None:
