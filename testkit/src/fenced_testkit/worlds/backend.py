@@ -47,6 +47,9 @@ class AuthorityBackend(abc.ABC):
     keep_lateness: ClassVar[float] = 0.0
     """How many seconds longer than its at_least_for a released name may stay taken. L6 allows that much more."""
 
+    delay_noticed: ClassVar[bool] = False
+    """A lock_delay counts only from when somebody asks for the name. L6 allows for that."""
+
     workers = 1
     """How many tasks of each client acquire leases at the same time."""
 

@@ -89,6 +89,11 @@ class Judge:
     """From when on every hand-over must be prompt (L6)."""
     place_seconds: Callable[[float], float] = timing.waiter_ttl
     keep_lateness: float = 0.0
+    delay_noticed: bool = False
+    """Whether a lock_delay counts only from when somebody asks for the name."""
+    delays: dict[str, float] = field(
+        default_factory=dict
+    )  # by name: that of the last holder that has expired
     fifo: bool = True
     """Whether waiters are granted in the order in which they were queued."""
     _returned: dict[str, int] = field(default_factory=dict)
@@ -204,6 +209,8 @@ class Judge:
             if self.holder.get(name, mine.public) == mine.public:
                 self.holder.pop(name, None)
                 self.freed[name] = max(self.world.now, free, self.freed.get(name, 0.0))
+                if not isinstance(answer, Released):
+                    self.delays[name] = mine.lock_delay
 
     def _prompt(self, hold: GrantState, process: Process) -> None:
         """L6: once all faults are over, the next waiter is granted soon after a release: its wake-up was not lost."""
@@ -214,6 +221,9 @@ class Judge:
         since = max(free, self.prompt_from)
         late = self.world.now - since
         waited = self.observed[hold.grant].queued < free
+        delayed = [self.delays.pop(name, 0.0) for name in hold.names]
+        if self.delay_noticed and any(delayed):
+            return  # nobody but the store knows when the delay began
         if waited and not under_way and late > HAND_OVER_MAX and not process.paused_since(since):
             self.broken("L6", f"{process.name} waited {late:.3f} s for {hold} after it was free")
 

@@ -216,9 +216,10 @@ class Observed:
             self._judge.broken("L8", f"{public[:6]} expired after one failed renewal at {mine.failed:.4f}")
 
     def jumped(self) -> None:
-        """Every attempt has expired by now, so its client need not end it."""
+        """Every attempt has expired by now, so its client need not end it; asked again, it gets a new place."""
         for mine in self._all.values():
             mine.is_open = False
+            mine.queued, mine.place_until = math.inf, -math.inf
 
     def forgive(self) -> None:
         """A promotion has lost what the replica lacked: nothing from before it forbids a grant."""

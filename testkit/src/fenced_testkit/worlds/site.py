@@ -81,6 +81,7 @@ class Site:
         self.judge = Judge(self.world, self.rule, keep_log=keep_log)
         self.judge.tokens_per_name = self.backend_type.tokens_per_name
         self.judge.fifo, self.judge.keep_lateness = self.backend_type.fifo, self.backend_type.keep_lateness
+        self.judge.delay_noticed = self.backend_type.delay_noticed
         self.resource = MessageServer(self.world, self.network, "resource")
         self.guard = self.guard_type(rule=self.rule, clock=lambda: self.world.now)
         self.backend = self.backend_type(self)

@@ -26,6 +26,7 @@ class ZooKeeperBackend(AuthorityBackend):
 
     name = "zookeeper"
     tokens_per_name = True
+    delay_noticed = True  # the trait of that name
     lateness = 1.0  # a session lasts a third longer than its leases, and ends on a tick
     authority_type: type[ZooKeeperAuthority] = ZooKeeperAuthority
     sizes: ClassVar[tuple[int, ...]] = (1, 3, 3)
@@ -153,6 +154,11 @@ class ZooKeeperBackend(AuthorityBackend):
                 self.site.streams.stall(client, replica.process, seconds)
         if left is not None and len(self.ensemble.replicas) > 1 and rng.random() < 0.7:
             self._cut_off(left)
+
+    def jumped(self) -> None:
+        """A majority ends sessions meanwhile. Without one, the next election would restart the time of them all: a
+        dead client would keep its names for as long as a session of this world lasts, which may be hours."""
+        self.ensemble.lapse()
 
     def heal(self) -> None:
         self._catch_up()

@@ -84,7 +84,7 @@ class SessionTable:
 
     def touch(self, session: int) -> None:
         """A sign of life of a session: postpone its expiry. Sessions expire on ticks."""
-        if session in self.expires:
+        if session in self.expires and session not in self._replica.ensemble.lapsed:
             tick = self._replica.ensemble.tick
             end = self._replica.world.now + self._timeouts[session]
             self.expires[session] = (math.floor(end / tick) + 1) * tick
@@ -193,6 +193,8 @@ class Replica:
     def _validated(self, session: int, password: bytes, by: Replica) -> bool:
         known = self.tree.sessions.get(session)
         if known is None or known.password != password or session not in self.sessions.expires:
+            return False
+        if session in self.ensemble.lapsed:
             return False
         self.sessions.owners[session] = by
         self.sessions.touch(session)
@@ -352,6 +354,8 @@ class Ensemble:
         self.majority = count // 2 + 1
         self.lag = 0.0
         """How much longer messages between members may take."""
+        self.lapsed: set[int] = set()
+        """Sessions that ended long ago. The leader has yet to find that out."""
         self.replicas = [Replica(self, number) for number in range(1, count + 1)]
         self._elect(0.0)
         self._beat(1)
@@ -390,6 +394,12 @@ class Ensemble:
         for each in looking:
             if leader is not None and each is not leader and each.epoch <= leader.epoch:
                 each.follow(leader)
+
+    def lapse(self) -> None:
+        """Let every session be over."""
+        for replica in self.replicas:
+            self.lapsed.update(replica.tree.sessions, replica.sessions.expires)
+            replica.sessions.expires = dict.fromkeys(replica.sessions.expires, 0.0)
 
     def leader(self) -> Replica | None:
         return next(

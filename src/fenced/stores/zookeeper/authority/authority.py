@@ -200,6 +200,8 @@ class ZooKeeperAuthority(Entering):
                 await self._announce_delay(home, mine, until)
             token = space.token(mine.zxid)
             mine.token = token if token < TOKEN_MAX else await self._last_token(home, mine, until)
+            if home.confirmed + home.ttl <= self._runtime.now():
+                return None  # the leader may be about to end the session: the next request is sent on a new connection
             if home.attempts.get(mine.public) is mine:  # otherwise the session has ended meanwhile
                 mine.state, mine.watched = "granted", False
                 home.expect(mine, home.confirmed + home.ttl)

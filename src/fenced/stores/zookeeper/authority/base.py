@@ -374,10 +374,13 @@ class Base:
         if not paths:
             return 0.0
         reads = [jute.get_data(path) for _, path in paths]
+        here = (
+            self._runtime.now()
+        )  # before the server's clock is read: a slow reply must not shorten the delay
         *replies, clock = await session.exchange(*reads, jute.set_data(self._paths.clock, b""), until=until)
         if clock.error:
             raise refused(clock.error, self.url)
-        here, there = self._runtime.now(), jute.stat_of(clock.body).mtime / 1000
+        there = jute.stat_of(clock.body).mtime / 1000
         remaining, writes = 0.0, []
         for (public, path), reply in zip(paths, replies, strict=True):
             if reply.error:

@@ -38,6 +38,9 @@ REPORT_SHARE_SHORTEST = 0.25
 SILENCE_SHARE = 0.2575
 """After this part of its time without an answer of the leader, a session gets a new connection: a lease that is granted
 then has its whole ttl."""
+UNHEARD_SHARE = 0.55
+"""The same if the leader may not have heard of it for this part, for example because the member took long to accept the
+connection. Two renewals, the longest that a session with answers goes unheard, are half of its time apart."""
 
 _NOBODY = b"\0" * 16
 
@@ -175,8 +178,14 @@ class ZooKeeperSession:
         return wire if wire is not None and not wire.closed and not self._silent() else None
 
     def _silent(self) -> bool:
-        signs = self._signs
-        return not signs or self._runtime.now() - signs[-1][0] > self.seconds * SILENCE_SHARE
+        now = self._runtime.now()
+        with self._lock:
+            if not self._signs:
+                return True
+            first, *later = self._signs
+            heard = max([first[0], *(sent for sent, came in later if came <= now - self._report)])
+            unanswered = now - self._signs[-1][0]
+        return unanswered > self.seconds * SILENCE_SHARE or now - heard > self.seconds * UNHEARD_SHARE
 
     async def _connect(self, until: float) -> ZooKeeperWire:
         if self._wire is not None:
