@@ -11,9 +11,20 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
+from fenced.testing.lives import Call
+from fenced.testing.trace import Trace, answered
 from fenced.values import timing
-from fenced.values.contracts import Authority
-from fenced.values.model import Ask, AskAnswer, Granted, ReleaseAnswer, Standing
+from fenced.values.contracts import Authority, Trait
+from fenced.values.model import (
+    Ask,
+    AskAnswer,
+    Granted,
+    Release,
+    ReleaseAnswer,
+    Renewal,
+    Standing,
+    Withdrawal,
+)
 from fenced_testkit.runtime.simulated import SimulatedRuntime
 from fenced_testkit.runtime.world import Process
 
@@ -31,6 +42,12 @@ class AuthorityBackend(abc.ABC):
 
     guarantee: str = "strict"
     """The guarantee that the clients ask for. A backend whose servers replicate asynchronously uses `best-effort`."""
+
+    traits: ClassVar[tuple[Trait, ...]]
+    """What its authority promises: the parameters of the automaton that checks the traces."""
+
+    decisions: Trace | None = None
+    """The decisions of its store at the moments at which they are made, if they can be seen."""
 
     tokens_per_name: ClassVar[bool] = False
     """Tokens are unique and rise per name, not in the whole namespace."""
@@ -140,14 +157,17 @@ class WatchedAuthority:
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         observed, sent = self._judge.observed, self._world.now
         mine = observed.asks(ask, self._runtime.whoami(), self._process)
+        call = self._site.trace.begin(ask, sent)
         try:
             answer = await self._call("ask", self._real.ask(ask, until), until)
         except (Unavailable, Misconfigured):
+            self._site.trace.calls.remove(call)
             raise  # nothing has happened
         except BaseException:
             observed.doubted(mine)
             raise
         self._judge.say(self._process.name, "ask", mine.public[:6], ask.names, "->", answer)
+        answered(call, answer, self._world.now)
         if isinstance(answer, Granted):
             self._judge.minted(mine.public, ask.names, answer.token)
         observed.answered(mine, answer, sent)
@@ -157,6 +177,7 @@ class WatchedAuthority:
         observed, sent = self._judge.observed, self._world.now
         for secret in secrets:
             observed.renews(secret)
+        calls = [self._site.trace.begin(Renewal(secret), sent) for secret in secrets]
         try:
             answers = await self._call("renew", self._real.renew(secrets, until), until)
         except FencedError:
@@ -165,22 +186,26 @@ class WatchedAuthority:
             raise
         if len(answers) != len(secrets):
             self._judge.broken("I12", f"{len(secrets)} renewals got {len(answers)} answers")
-        for secret, answer in zip(secrets, answers, strict=True):
+        for call, secret, answer in zip(calls, secrets, answers, strict=True):
+            answered(call, answer, self._world.now)
             observed.renewed(secret, answer, sent)
         return answers
 
     async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
-        return await self._leave("release", secret, self._real.release(secret, until, keep=keep), until)
+        call = self._site.trace.begin(Release(secret, keep), self._world.now)
+        return await self._leave(call, secret, self._real.release(secret, until, keep=keep), until)
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._leave("withdraw", secret, self._real.withdraw(secret, until), until)
+        call = self._site.trace.begin(Withdrawal(secret), self._world.now)
+        return await self._leave(call, secret, self._real.withdraw(secret, until), until)
 
     async def _leave(
-        self, what: str, secret: str, call: Coroutine[Any, Any, ReleaseAnswer], until: float | None
+        self, call: Call, secret: str, leaving: Coroutine[Any, Any, ReleaseAnswer], until: float | None
     ) -> ReleaseAnswer:
         mine = self._judge.observed.leaves(secret)
-        answer = await self._call(what, call, until)
-        self._judge.say(self._process.name, what, mine.public[:6], "->", answer)
+        answer = await self._call(call.op, leaving, until)
+        self._judge.say(self._process.name, call.op, mine.public[:6], "->", answer)
+        answered(call, answer, self._world.now)
         self._judge.observed.left(mine, answer)
         self._judge.given_back(mine, answer)
         return answer

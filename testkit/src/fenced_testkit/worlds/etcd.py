@@ -27,6 +27,7 @@ class EtcdBackend(AuthorityBackend):
     """One member or three. The judge's questions are answered from the keys of the cluster."""
 
     name = "etcd"
+    traits = EtcdAuthority.traits
     keep_lateness = 1.0 + 2 * EXPIRY_CHECK_SECONDS  # in whole seconds
     ttls = (1.0, 2.0)
     lateness = 2.0  # a leader looks for expired leases every half second, and a new leader prolongs leases

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fenced.errors import FencedError, Misconfigured, Unavailable
 from fenced.leases.rows import NS, AttemptRow, LeaseAlgorithm
+from fenced.stores.ledger.authority.authority import LedgerAuthority
 from fenced.stores.ledger.authority.changes import Change
 from fenced.stores.ledger.authority.journal import Batch
 from fenced.stores.ledger.authority.ledger import Ledger
@@ -161,6 +162,7 @@ class LedgerBackend(MemoryBackend):
     """The judge sees each decision as soon as it is on the disk."""
 
     name = "ledger"
+    traits = LedgerAuthority.traits
     ledger_type: type[Ledger] = Ledger
     disk_type: type[SimulatedDisk] = SimulatedDisk
     server: LedgerServer

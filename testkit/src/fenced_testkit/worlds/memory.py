@@ -8,9 +8,23 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 from fenced.errors import Indeterminate
 from fenced.leases.rows import SWEEP_EVERY_TOKENS
-from fenced.stores.memory.authority import MemoryStore
+from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
+from fenced.testing.lives import Promises
+from fenced.testing.trace import Trace, answered, begun
 from fenced.values.contracts import Authority, Trait
-from fenced.values.model import Ask, AskAnswer, Busy, ReleaseAnswer, RenewAnswer, Standing, grant_id
+from fenced.values.model import (
+    Ask,
+    AskAnswer,
+    BatchOperation,
+    Busy,
+    Release,
+    ReleaseAnswer,
+    Renewal,
+    RenewAnswer,
+    Standing,
+    Withdrawal,
+    grant_id,
+)
 from fenced_testkit.runtime.simulated import SimulatedRuntime
 from fenced_testkit.runtime.world import Process
 from fenced_testkit.worlds.backend import AuthorityBackend
@@ -28,11 +42,14 @@ class MemoryBackend(AuthorityBackend):
     """The reference model. The judge sees each decision of the store at the moment it is made."""
 
     name = "memory"
+    traits = MemoryAuthority.traits
+    decisions: Trace
     store_type: type[MemoryStore] = MemoryStore
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self.server = MessageServer(self.world, site.network, "authority")
+        self.decisions = Trace(Promises.of(self.traits, exact=True))
         self.clients: list[MessageAuthority] = []
         self._answered_busy: set[str] = set()
         self.start()
@@ -86,26 +103,36 @@ class MemoryBackend(AuthorityBackend):
         """
         self._answered_busy.add(public)
 
+    def _note(self, operation: BatchOperation, answer: object) -> None:
+        """Into the trace: made now. The judge comes second, which may end the world."""
+        call = begun(operation, self.world.now)
+        answered(call, answer, self.world.now)
+        self.decided(partial(self.decisions.calls.append, call))
+
     def ask(self, ask: Ask) -> AskAnswer:
         if grant_id(ask.secret) in self._answered_busy:
             return Busy(0, None)
         answer = self.store.ask(ask)
+        self._note(ask, answer)
         self.decided(partial(self.site.judge.asked, ask, answer, self.world.now))
         return answer
 
     def renew(self, secrets: Sequence[str]) -> list[RenewAnswer]:
         answers = self.store.renew(secrets)
         for secret, answer in zip(secrets, answers, strict=True):
+            self._note(Renewal(secret), answer)
             self.decided(partial(self.site.judge.renewed, secret, answer, self.world.now))
         return answers
 
     def release(self, secret: str, keep: float) -> ReleaseAnswer:
         answer = self.store.release(secret, keep)
+        self._note(Release(secret, keep), answer)
         self.decided(partial(self.site.judge.finished, secret, answer))
         return answer
 
     def withdraw(self, secret: str) -> ReleaseAnswer:
         answer = self.store.withdraw(secret)
+        self._note(Withdrawal(secret), answer)
         self.decided(partial(self.site.judge.finished, secret, answer))
         return answer
 

@@ -129,6 +129,7 @@ class RedisBackend(AuthorityBackend):
     """One node, or a primary and its replica."""
 
     name = "redis"
+    traits = RedisAuthority.traits
     url = URL
     authority_type: type[RedisAuthority] = RedisAuthority
 
@@ -208,6 +209,7 @@ class RedisBackend(AuthorityBackend):
         self.primary.listen()
         self._promoted = True
         self.site.judge.pardon(self.site.judge.highest + MARGIN)
+        self.site.trace.forgiven = self.world.now
         self.world.after(self.world.rng.uniform(0.1, 2.0), self._start_operator)
 
     def _start_operator(self) -> None:

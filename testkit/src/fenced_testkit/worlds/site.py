@@ -24,6 +24,8 @@ from fenced.errors import (
     Unavailable,
 )
 from fenced.stores.memory.guard import MemoryValues
+from fenced.testing.lives import Deviation, Promises
+from fenced.testing.trace import Trace
 from fenced.values import timing
 from fenced.values.contracts import Authority, Versioned
 from fenced.values.decision import Rule
@@ -85,6 +87,8 @@ class Site:
         self.resource = MessageServer(self.world, self.network, "resource")
         self.guard = self.guard_type(rule=self.rule, clock=lambda: self.world.now)
         self.backend = self.backend_type(self)
+        self.trace = Trace(Promises.of(self.backend_type.traits))
+        """What the clients saw. It is checked at the end."""
         self.judge.holds, self.judge.place_seconds = self.backend.holds, self.backend.place_seconds
         # By then servers have come back, late messages have arrived, and what crashed clients left has expired.
         settled = max(2 * self.pace, self.faults.delay_max + self.pace)
@@ -154,7 +158,16 @@ class Site:
         except Exception as error:  # noqa: BLE001 (whatever it is, the world is over)
             # It came out of a task of a client, or of a server that nobody asked to fail.
             self.judge.broken("I12", f"nobody caught {error!r}", error)
+        self.check_traces()
         return self.judge
+
+    def check_traces(self) -> None:
+        """T: what the clients saw, and what the store decided, are answers of an authority with these traits."""
+        for trace in filter(None, (self.backend.decisions, self.trace)):
+            try:
+                self.judge.counts["answers"] = self.judge.counts.get("answers", 0) + trace.check()
+            except Deviation as deviation:
+                self.judge.broken("T", str(deviation), deviation)
 
     def _run(self) -> None:
         for _ in range(self.world.rng.choice((2, 3, 4))):

@@ -25,6 +25,7 @@ class ZooKeeperBackend(AuthorityBackend):
     """One member, or three. Members restart, freeze, are cut off and lag; streams stall, and are cut within a frame."""
 
     name = "zookeeper"
+    traits = ZooKeeperAuthority.traits
     tokens_per_name = True
     delay_noticed = True  # the trait of that name
     lateness = 1.0  # a session lasts a third longer than its leases, and ends on a tick

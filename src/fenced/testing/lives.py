@@ -1,0 +1,194 @@
+"""What a trace says about one attempt: the calls of its client, and the bounds of time that follow from them.
+
+An authority decides a call at some moment between its sending and its answer. Where the moment itself is known, both
+are the same, and every bound below is exact. A call without an answer may have been decided at any later time, or not
+at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from fenced.values import timing
+from fenced.values.contracts import Trait
+
+NEVER = math.inf
+HELD = ("granted", "kept")
+OVER = ("released", "ended")
+
+
+@dataclass(slots=True)
+class Call:
+    """One call about an attempt, and its answer."""
+
+    op: str
+    """ask, renew, release or withdraw."""
+    attempt: str
+    """The public id."""
+    sent: float
+    at: float = NEVER
+    """When it was answered."""
+    answer: str = ""
+    """granted, waiting, busy, kept, released, ended or gone; empty: nobody knows."""
+    token: int = 0
+    remaining: float = 0.0
+    reason: str = ""
+    """How an attempt has ended."""
+    names: tuple[str, ...] = ()
+    ttl: float = 0.0
+    lock_delay: float = 0.0
+    keep: float = 0.0
+
+    def __str__(self) -> str:
+        said = {"granted": f"granted {self.token}", "ended": f"ended ({self.reason})"}.get(
+            self.answer, self.answer
+        )
+        return f"{self.op} of {self.attempt[:6]} at {self.sent:.4f}, answered {said or 'nothing'}"
+
+
+class Deviation(AssertionError):
+    """Something in a trace that no authority with these promises does."""
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What differs between authorities, from their traits."""
+
+    per_name: bool = False
+    """A token is minted when the attempt is queued, and rises per name."""
+    forgets: bool = False
+    """An attempt that has ended may be unknown at any later time, or answered as settled."""
+    delays_late: bool = False
+    """A lock_delay or keep may last longer than it should, by no known time."""
+    exact: bool = False
+    """The trace has the moments of the decisions, and leases and places end exactly when they should."""
+    place: Callable[[float], float] = timing.waiter_ttl
+    """How long a place in a queue lasts at least, by the ttl."""
+
+    @classmethod
+    def of(cls, traits: Collection[Trait] | Collection[str], *, exact: bool = False) -> Promises:
+        keys = {trait.key if isinstance(trait, Trait) else trait for trait in traits}
+        forgets = not keys.isdisjoint(("settled-forgotten", "own-memory"))
+        # Places of sessions end with their session, which may be a third shorter than their ttl.
+        shorter = (lambda ttl: timing.waiter_ttl(ttl) * 2 / 3) if "sessions" in keys else timing.waiter_ttl
+        late = not keys.isdisjoint(("restart-prolongs", "delay-noticed"))
+        return cls("per-name-order" in keys, forgets, late, exact, shorter)
+
+    def slack(self, *durations: float) -> float:
+        """By how much a clock may differ over these durations."""
+        return 1e-6 if self.exact else timing.DRIFT_RATIO * sum(durations) + 2 * timing.DRIFT_SECONDS
+
+
+@dataclass
+class Life:
+    """One attempt. Bounds that end in `_by` are the latest moment, those in `_from` the earliest."""
+
+    calls: Sequence[Call]
+    """In the order in which they were sent."""
+    promises: Promises
+    forgiven: bool = False
+    """The store may have lost what it said: nothing is promised by it."""
+    asks: list[Call] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.id = self.calls[0].attempt
+        self.asks = [call for call in self.calls if call.op == "ask"]
+        first = self.asks[0] if self.asks else self.calls[0]
+        self.names, self.ttl, self.delay, self.asked = first.names, first.ttl, first.lock_delay, first.sent
+        self.token = next((call.token for call in self.calls if call.answer == "granted"), 0)
+
+    def _answered(self, *answers: str) -> list[Call]:
+        return [call for call in self.calls if call.answer in answers]
+
+    @cached_property
+    def granted_by(self) -> float:
+        return min((call.at for call in self._answered(*HELD)), default=NEVER)
+
+    @cached_property
+    def granted_from(self) -> float:
+        """It was granted after every answer that it waits; and, if grants are made by asks, by one that was sent."""
+        waits = [call.sent for call in self._answered("waiting") if call.sent < self.granted_by]
+        asks = [call.sent for call in self.asks if call.answer in ("", "granted")]
+        by_ask = min(asks, default=self.asked) if not self.promises.per_name else self.asked
+        return max(self.asked, by_ask, *waits)
+
+    @cached_property
+    def _waits(self) -> list[Call]:
+        """The answers that it waits, in its last place: one that lapsed so long ago that it is forgotten is another."""
+        found: list[Call] = []
+        for call in self._answered("waiting"):
+            if found and call.sent > found[-1].at + timing.remember_for(self.ttl):
+                found = []
+            found.append(call)
+        return found
+
+    @cached_property
+    def queued_by(self) -> float:
+        return min((call.at for call in self._waits), default=NEVER)
+
+    @cached_property
+    def _leaves(self) -> list[Call]:
+        """What may have ended it at its client's request."""
+        ends = [call for call in self.calls if call.op in ("release", "withdraw")]
+        return [
+            call
+            for call in ends
+            if call.answer in ("", "released") or call.reason in ("released", "withdrawn")
+        ]
+
+    @cached_property
+    def left_from(self) -> float:
+        return min((call.sent for call in self._leaves), default=NEVER)
+
+    def alive_until(self, before: float = NEVER) -> float:
+        """Until when it lives, whatever happens, by the answers that had come before; unless its client ends it."""
+        known = [call for call in self.calls if call.at <= before]
+        leases = [self._lasts(call, call.remaining) for call in known if call.answer in HELD]
+        places = [
+            self._lasts(call, self.promises.place(self.ttl)) for call in known if call.answer == "waiting"
+        ]
+        return max(leases or places, default=-NEVER)
+
+    def _lasts(self, call: Call, seconds: float) -> float:
+        return call.sent + seconds - self.promises.slack(seconds)
+
+    @cached_property
+    def free_from(self) -> float:
+        """When its names may be granted to somebody else at the earliest."""
+        if not self.token or self.forgiven:
+            return -NEVER
+        expired = self.alive_until() + self.delay - self.promises.slack(self.delay)
+        left = [call.sent + call.keep - self.promises.slack(call.keep) for call in self._leaves]
+        return min([expired, *left])
+
+    @cached_property
+    def waits_until(self) -> float:
+        """Until when it surely waits in its queues."""
+        if self.queued_by == NEVER or self.forgiven:
+            return -NEVER
+        places = [self._lasts(call, self.promises.place(self.ttl)) for call in self._waits]
+        ended = [call.sent for call in self._answered("ended", "gone", "released")]
+        return min([max(places), self.left_from, self.granted_from if self.token else NEVER, *ended])
+
+    @cached_property
+    def blocks_until(self) -> float:
+        """Until when it may have kept others from being granted its names."""
+        if self.forgiven:
+            return NEVER
+        keep = max(call.keep for call in self.calls)
+        delay = self.delay
+        if self.promises.delays_late:
+            keep, delay = (NEVER if seconds else 0.0 for seconds in (keep, delay))
+        ends = [call.at + keep for call in self._answered("released", "gone")]
+        for call in self._answered("ended"):
+            ends.append(call.at + (delay if call.reason == "expired" else keep))
+        if not self.token and self.calls[-1].answer == "busy" and not self._answered(""):
+            ends.append(-NEVER)
+        if self.promises.exact and not self._leaves:
+            held = [call.at + call.remaining + delay for call in self._answered(*HELD)]
+            waits = [call.at + self.promises.place(self.ttl) for call in self._answered("waiting")]
+            ends.append(max(held or waits, default=NEVER))
+        return min(ends, default=NEVER) + self.promises.slack(self.ttl)
