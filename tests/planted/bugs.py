@@ -32,6 +32,7 @@ from fenced.values.decision import Judgement, Mark, Verdict
 from fenced.values.model import (
     Ask,
     AskAnswer,
+    Busy,
     Credential,
     Ended,
     Granted,
@@ -204,6 +205,22 @@ class LockDelayIsIgnored(LeaseAlgorithm):
         return free_at, claims
 
 
+class NewestFirst(LeaseAlgorithm):
+    """A waiter does not look at who is ahead of it."""
+
+    def _free_at(self, names: Sequence[str], ticket: int) -> tuple[int, list[AttemptRow]]:
+        return super()._free_at(names, 0)
+
+
+class BusyThoughFree(LeaseAlgorithm):
+    """Who does not wait is turned away while anybody is remembered for the name."""
+
+    def _ask_first(self, public: str, ask: Ask, wake: str) -> AskAnswer:
+        if not ask.wait and any(self.rows.claim(name) for name in ask.names):
+            return Busy(0, None)
+        return super()._ask_first(public, ask, wake)
+
+
 class SilentRelease(LeaseAlgorithm):
     """Nobody is woken."""
 
@@ -228,6 +245,8 @@ ALGORITHM_BUGS: tuple[type[LeaseAlgorithm], ...] = (
     LockDelayAfterRelease,
     KeptNamesAreFreed,
     LockDelayIsIgnored,
+    NewestFirst,
+    BusyThoughFree,
     SilentRelease,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import click
 
@@ -13,6 +14,7 @@ from fenced.cli.output import complain
 from fenced.cli.proxy import listen_address
 from fenced.client import registry
 from fenced.errors import Misconfigured
+from fenced.values.contracts import Authority, Runtime
 
 PORT = 8700
 STORE = "ledger:///leases.ledger"
@@ -72,6 +74,11 @@ _INSTALL = "install fenced with its extra `service`, such as: pip install './fen
     is_flag=True,
     help="Every ten seconds, stop a process past its lease and let it write late: it is refused.",
 )
+@click.option(
+    "--trace",
+    metavar="FILE",
+    help="Append every decision about leases to this file, a line each: python -m fenced.testing.trace checks it.",
+)
 @guarantee_option
 def serve(
     store: str,
@@ -87,6 +94,7 @@ def serve(
     rate: float | None,
     demo: bool,
     standby: bool,
+    trace: str | None,
     guarantee: str,
 ) -> int:
     """Serve the leases of an authority over HTTP.
@@ -128,7 +136,7 @@ def serve(
     log_to_stderr()
     os.umask(0o077)  # files of the store, of the values, and the socket are for their owner alone
     failure = serve_until_stopped(
-        lambda runtime, namespace: registry.authority(store, runtime, namespace),
+        _authorities(store, trace),
         ListenOptions(listen, socket, certificate, client_ca, any_host=no_credentials),
         complain,
         best_effort=guarantee == "best-effort",
@@ -141,3 +149,16 @@ def serve(
         guards=guards,
     )
     return exits.OK if failure is None else exits.STORE_FAILED
+
+
+def _authorities(store: str, trace: str | None) -> Callable[[Runtime, str], Authority]:
+    """What makes the authority objects of the store; with a trace, those that write it."""
+
+    def make(runtime: Runtime, namespace: str) -> Authority:
+        return registry.authority(store, runtime, namespace)
+
+    if trace is None:
+        return make
+    from fenced.testing.tracing import traced
+
+    return traced(make, trace)

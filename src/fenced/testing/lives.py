@@ -25,7 +25,7 @@ class Call:
     """One call about an attempt, and its answer."""
 
     op: str
-    """ask, renew, release or withdraw."""
+    """ask, renew, release or withdraw; force: an operator takes the name from the holder of this token."""
     attempt: str
     """The public id."""
     sent: float
@@ -91,6 +91,8 @@ class Life:
     promises: Promises
     forgiven: bool = False
     """The store may have lost what it said: nothing is promised by it."""
+    forced_from: float = NEVER
+    """When an operator asked for its names."""
     asks: list[Call] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,7 +164,9 @@ class Life:
             return -NEVER
         expired = self.alive_until() + self.delay - self.promises.slack(self.delay)
         left = [call.sent + call.keep - self.promises.slack(call.keep) for call in self._leaves]
-        return min([expired, *left])
+        revoked = any(call.reason == "revoked" for call in self.calls)
+        forced = -NEVER if revoked and self.forced_from == NEVER else self.forced_from
+        return min([expired, forced, *left])
 
     @cached_property
     def waits_until(self) -> float:

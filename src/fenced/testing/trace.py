@@ -42,7 +42,7 @@ UNSEEN_SECONDS = timing.TTL_MAX + timing.LOCK_DELAY_MAX
 
 
 class Trace:
-    """The calls about one namespace. `begin` and `end` write them down; `check` raises Deviation."""
+    """The calls about one namespace. `begin` and `answered` write them down; `check` raises Deviation."""
 
     def __init__(self, promises: Promises) -> None:
         self.promises = promises
@@ -60,11 +60,17 @@ class Trace:
 
     def lives(self) -> list[Life]:
         found: dict[str, list[Call]] = defaultdict(list)
-        for call in sorted(
-            self.calls, key=lambda call: call.sent
-        ):  # stable: decisions of one moment keep their order
-            found[call.attempt].append(call)
-        return [Life(calls, self.promises, calls[0].sent < self.forgiven) for calls in found.values()]
+        forced: dict[int, float] = {}
+        # Python's sort is stable: decisions of one moment keep their order.
+        for call in sorted(self.calls, key=lambda call: call.sent):
+            if call.op == "force":
+                forced.setdefault(call.token, call.sent)
+            else:
+                found[call.attempt].append(call)
+        lives = [Life(calls, self.promises, calls[0].sent < self.forgiven) for calls in found.values()]
+        for life in lives:
+            life.forced_from = forced.get(life.token, NEVER)
+        return lives
 
     def check(self) -> int:
         """How many answers were checked."""
