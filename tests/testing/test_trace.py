@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fenced.errors import Misconfigured
-from fenced.testing.lives import Call, Deviation, Promises
+from fenced.testing.lives import Deviation, Promises, TracedCall
 from fenced.testing.trace import Trace, main
 from fenced.testing.tracing import TraceFile
 from fenced_testkit.servers import ServiceServer
@@ -21,19 +21,19 @@ from fenced_testkit.servers import ServiceServer
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 
 
-def asks(who: str, sent: float, answer: str, token: int = 0, **more: Any) -> Call:
+def asks(who: str, sent: float, answer: str, token: int = 0, **more: Any) -> TracedCall:
     values: dict[str, Any] = {
         "names": ("x",),
         "ttl": 10.0,
         "remaining": 10.0 if token else 0.0,
         "at": sent + 0.1,
     } | more
-    return Call("ask", who, sent, answer=answer, token=token, **values)
+    return TracedCall("ask", who, sent, answer=answer, token=token, **values)
 
 
-def call(op: str, who: str, sent: float, answer: str, **more: Any) -> Call:
+def call(op: str, who: str, sent: float, answer: str, **more: Any) -> TracedCall:
     values: dict[str, Any] = {"at": sent + 0.1, "answer": answer}
-    return Call(op, who, sent, **values | more)
+    return TracedCall(op, who, sent, **values | more)
 
 
 GOOD = (
@@ -48,7 +48,7 @@ GOOD = (
     call("release", B, 20.0, "released", keep=3.0),
     asks("d" * 32, 23.5, "granted", 3),
 )
-BAD: dict[str, tuple[Call, ...]] = {
+BAD: dict[str, tuple[TracedCall, ...]] = {
     "keeps it until": (*GOOD[:7], asks(B, 16.0, "granted", 2)),  # lock_delay
     "but bbbbbb": (*GOOD[:9], asks(C, 21.0, "granted", 3)),  # keep
     "was granted to aaaaaa and to": (*GOOD[:7], asks(B, 18.5, "granted", 1)),
@@ -68,7 +68,7 @@ BAD: dict[str, tuple[Call, ...]] = {
 }
 
 
-def checked(calls: tuple[Call, ...], **options: Any) -> int:
+def checked(calls: tuple[TracedCall, ...], **options: Any) -> int:
     trace = Trace(Promises.of(options.pop("traits", ["namespace-order"]), **options))
     trace.calls += [replace(each) for each in calls]
     return trace.check()
@@ -113,7 +113,7 @@ def test_a_moment_that_is_known_leaves_no_doubt() -> None:
 
 
 def test_an_operator_may_end_a_lease() -> None:
-    forced = Call("force", "", 2.0, names=("x",), token=1)
+    forced = TracedCall("force", "", 2.0, names=("x",), token=1)
     with pytest.raises(Deviation, match="keeps it until"):
         checked((GOOD[0], asks(B, 2.1, "granted", 3)))
     assert checked((GOOD[0], forced, asks(B, 2.1, "granted", 3)))

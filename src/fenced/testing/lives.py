@@ -21,7 +21,7 @@ OVER = ("released", "ended")
 
 
 @dataclass(slots=True)
-class Call:
+class TracedCall:
     """One call about an attempt, and its answer."""
 
     op: str
@@ -86,14 +86,14 @@ class Promises:
 class Life:
     """One attempt. Bounds that end in `_by` are the latest moment, those in `_from` the earliest."""
 
-    calls: Sequence[Call]
+    calls: Sequence[TracedCall]
     """In the order in which they were sent."""
     promises: Promises
     forgiven: bool = False
     """The store may have lost what it said: nothing is promised by it."""
     forced_from: float = NEVER
     """When an operator asked for its names."""
-    asks: list[Call] = field(init=False)
+    asks: list[TracedCall] = field(init=False)
 
     def __post_init__(self) -> None:
         self.id = self.calls[0].attempt
@@ -102,7 +102,7 @@ class Life:
         self.names, self.ttl, self.delay, self.asked = first.names, first.ttl, first.lock_delay, first.sent
         self.token = next((call.token for call in self.calls if call.answer == "granted"), 0)
 
-    def _answered(self, *answers: str) -> list[Call]:
+    def _answered(self, *answers: str) -> list[TracedCall]:
         return [call for call in self.calls if call.answer in answers]
 
     @cached_property
@@ -118,9 +118,9 @@ class Life:
         return max(self.asked, by_ask, *waits)
 
     @cached_property
-    def _waits(self) -> list[Call]:
+    def _waits(self) -> list[TracedCall]:
         """The answers that it waits, in its last place: one that lapsed so long ago that it is forgotten is another."""
-        found: list[Call] = []
+        found: list[TracedCall] = []
         for call in self._answered("waiting"):
             if found and call.sent > found[-1].at + timing.remember_for(self.ttl):
                 found = []
@@ -132,7 +132,7 @@ class Life:
         return min((call.at for call in self._waits), default=NEVER)
 
     @cached_property
-    def _leaves(self) -> list[Call]:
+    def _leaves(self) -> list[TracedCall]:
         """What may have ended it at its client's request."""
         ends = [call for call in self.calls if call.op in ("release", "withdraw")]
         return [
@@ -154,7 +154,7 @@ class Life:
         ]
         return max(leases or places, default=-NEVER)
 
-    def _lasts(self, call: Call, seconds: float) -> float:
+    def _lasts(self, call: TracedCall, seconds: float) -> float:
         return call.sent + seconds - self.promises.slack(seconds)
 
     @cached_property

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fenced.testing.lives import HELD, NEVER, OVER, Call, Deviation, Life, Promises
+from fenced.testing.lives import HELD, NEVER, OVER, Deviation, Life, Promises, TracedCall
 from fenced.values import timing
 from fenced.values.model import (
     Ask,
@@ -46,20 +46,20 @@ class Trace:
 
     def __init__(self, promises: Promises) -> None:
         self.promises = promises
-        self.calls: list[Call] = []
+        self.calls: list[TracedCall] = []
         self.forgiven = -NEVER
         """When the store last lost what it may lose: nothing that it said before counts."""
         self.unseen_until = -NEVER
         """Until then, attempts that are not in the trace may have kept names taken."""
 
-    def begin(self, operation: object, now: float) -> Call:
+    def begin(self, operation: object, now: float) -> TracedCall:
         """A client sends this call: an Ask, Renewal, Release or Withdrawal."""
         call = begun(operation, now)
         self.calls.append(call)
         return call
 
     def lives(self) -> list[Life]:
-        found: dict[str, list[Call]] = defaultdict(list)
+        found: dict[str, list[TracedCall]] = defaultdict(list)
         forced: dict[int, float] = {}
         # Python's sort is stable: decisions of one moment keep their order.
         for call in sorted(self.calls, key=lambda call: call.sent):
@@ -79,7 +79,7 @@ class Trace:
             _Consistency(life, self.promises).check()
         seen = [life for life in lives if life.asks]
         check_tokens(seen, self.promises)
-        queues = {name: Queue(name, of) for name, of in by_name(seen).items()}
+        queues = {name: NameTrace(name, of) for name, of in by_name(seen).items()}
         for queue in queues.values():
             queue.check_grants()
         for life in seen:
@@ -87,11 +87,11 @@ class Trace:
         return sum(call.answer != "" for call in self.calls)
 
 
-def begun(operation: object, now: float) -> Call:
+def begun(operation: object, now: float) -> TracedCall:
     secret: str = operation.secret  # type: ignore[attr-defined]
     match operation:
         case Ask():
-            return Call(
+            return TracedCall(
                 "ask",
                 grant_id(secret),
                 now,
@@ -100,13 +100,13 @@ def begun(operation: object, now: float) -> Call:
                 lock_delay=operation.lock_delay,
             )
         case Renewal():
-            return Call("renew", grant_id(secret), now)
+            return TracedCall("renew", grant_id(secret), now)
         case Release():
-            return Call("release", grant_id(secret), now, keep=operation.keep)
-    return Call("withdraw", grant_id(secret), now)
+            return TracedCall("release", grant_id(secret), now, keep=operation.keep)
+    return TracedCall("withdraw", grant_id(secret), now)
 
 
-def answered(call: Call, answer: object, now: float) -> None:
+def answered(call: TracedCall, answer: object, now: float) -> None:
     """Note the answer. One that is none of these, such as an error, leaves the outcome unknown."""
     match answer:
         case Granted(token, remaining, ttl):
@@ -153,12 +153,12 @@ class _Consistency:
         if len(tokens) > 1:
             raise Deviation(f"{life.id[:6]} has two tokens: {sorted(tokens)}")
 
-    def _check(self, call: Call, earlier: Sequence[Call]) -> None:
+    def _check(self, call: TracedCall, earlier: Sequence[TracedCall]) -> None:
         life, over = self.life, [each for each in earlier if each.answer in OVER]
-        remembered = over and call.sent < over[-1].at + timing.remember_for(life.ttl)
+        remembered = over and call.sent < self._over_from(over[0]) + timing.remember_for(life.ttl)
         if call.answer in (*HELD, "waiting"):
             if remembered and not life.forgiven:
-                raise Deviation(f"{call}: it was over at {over[-1].at:.4f}")
+                raise Deviation(f"{call}: it was over at {over[0].at:.4f}")
             if call.op == "renew" and life.asks and life.asked > call.at:
                 raise Deviation(f"{call}: it had not asked")
             self._check_expiry(call, earlier)
@@ -172,7 +172,12 @@ class _Consistency:
         if call.answer == "gone" and remembered and not self.promises.forgets and self.promises.exact:
             raise Deviation(f"{call}: it was forgotten too early")
 
-    def _check_reason(self, call: Call, over: Sequence[Call]) -> None:
+    def _over_from(self, told: TracedCall) -> float:
+        """It ended when its client was told so; or before, by itself."""
+        expired = self.life.alive_until(told.at)
+        return told.at if expired == -NEVER else min(told.at, expired)
+
+    def _check_reason(self, call: TracedCall, over: Sequence[TracedCall]) -> None:
         life = self.life
         if call.reason == "settled" and not self.promises.forgets:
             raise Deviation(f"{call}: this authority knows nothing of settled attempts")
@@ -182,7 +187,7 @@ class _Consistency:
         if not asked_for & sent and not refused:
             raise Deviation(f"{call}: nobody has asked for that")
 
-    def _check_expiry(self, call: Call, earlier: Sequence[Call]) -> None:
+    def _check_expiry(self, call: TracedCall, earlier: Sequence[TracedCall]) -> None:
         """If the moments are known: what had expired by then must not live."""
         if not self.promises.exact:
             return
@@ -234,7 +239,7 @@ class Highest:
         return next((life for _, life in self._two[place - 1] if life is not but), None) if place else None
 
 
-class Queue:
+class NameTrace:
     """The attempts at one name."""
 
     def __init__(self, name: str, lives: Sequence[Life]) -> None:
@@ -267,13 +272,13 @@ class Queue:
                     f"before token {one.token}, which was granted after {one.granted_from:.4f}"
                 )
 
-    def may_be_taken(self, call: Call, by: float, life: Life) -> bool:
+    def may_be_taken(self, call: TracedCall, by: float, life: Life) -> bool:
         """Whether any other attempt, that had asked by then, may have been in the way when this call was decided."""
         other = self._blocking.before(by, life, at=True)
         return other is not None and other.blocks_until >= call.sent
 
 
-def check_refusals(life: Life, queues: Sequence[Queue], unseen_until: float) -> None:
+def check_refusals(life: Life, queues: Sequence[NameTrace], unseen_until: float) -> None:
     """Busy, and waiting, only if not free."""
     for call in life.calls:
         if call.op != "ask" or call.answer not in ("busy", "waiting") or call.sent < unseen_until:
@@ -287,7 +292,7 @@ def check_refusals(life: Life, queues: Sequence[Queue], unseen_until: float) -> 
 # Files. A line is one decision, or says that an authority was opened.
 
 
-def line_of(call: Call, namespace: str) -> str:
+def line_of(call: TracedCall, namespace: str) -> str:
     found: dict[str, Any] = {"namespace": namespace}
     for key in call.__slots__:
         value = getattr(call, key)
@@ -315,7 +320,7 @@ def read(lines: Iterable[str]) -> dict[str, Trace]:
                     trace.unseen_until = max(trace.unseen_until, fields["opened"] + UNSEEN_SECONDS)
             else:
                 fields["names"] = tuple(fields.get("names", ()))
-                found[name].calls.append(Call(**fields))
+                found[name].calls.append(TracedCall(**fields))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"line {number} is none of a trace: {error!r}") from None
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from fenced.errors import FencedError, Indeterminate, Misconfigured
-from fenced.testing.lives import Call
+from fenced.testing.lives import TracedCall
 from fenced.testing.trace import answered, begun, line_of, opened_line
 from fenced.values.contracts import Authority, Runtime
 from fenced.values.model import (
@@ -43,7 +43,7 @@ class TraceFile:
             traits = [trait.key for trait in authority.traits]
             self._write(opened_line(namespace, traits, standing.last_token, now))
 
-    def note(self, call: Call, namespace: str) -> None:
+    def note(self, call: TracedCall, namespace: str) -> None:
         self._write(line_of(call, namespace))
 
     def _write(self, line: str) -> None:
@@ -92,7 +92,7 @@ class TracedAuthority:
         return answer
 
     async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
-        call = Call("force", "", self._runtime.now(), names=(name,), token=token)
+        call = TracedCall("force", "", self._runtime.now(), names=(name,), token=token)
         try:
             return await self._real.force_release(name, token, until)
         finally:

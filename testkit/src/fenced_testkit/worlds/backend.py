@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
-from fenced.testing.lives import Call
+from fenced.testing.lives import TracedCall
 from fenced.testing.trace import Trace, answered
 from fenced.values import timing
 from fenced.values.contracts import Authority, Trait
@@ -200,7 +200,7 @@ class WatchedAuthority:
         return await self._leave(call, secret, self._real.withdraw(secret, until), until)
 
     async def _leave(
-        self, call: Call, secret: str, leaving: Coroutine[Any, Any, ReleaseAnswer], until: float | None
+        self, call: TracedCall, secret: str, leaving: Coroutine[Any, Any, ReleaseAnswer], until: float | None
     ) -> ReleaseAnswer:
         mine = self._judge.observed.leaves(secret)
         answer = await self._call(call.op, leaving, until)
