@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
-
+from fenced.http1.heads import Heads
 from fenced.http1.server import ListenOptions, listening
 from fenced.runtime import clocks
 from fenced.service.api import Api
-from fenced.service.server import LeaseServer
+from fenced.service.server import RunningInstance
 from fenced.stores.ledger.authority.authority import LedgerAuthority
 from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.stores.service.authority.authority import ServiceAuthority
@@ -34,7 +33,7 @@ class Instances:
         self._apis: list[Api] = []
         self._makers: dict[str, MakeAuthority] = {}
         self._sockets = [listening(ListenOptions(("127.0.0.1", 0))) for _ in range(count)]
-        self._servers: list[LeaseServer] = []
+        self._servers: list[RunningInstance] = []
         self._tasks: list[asyncio.Task[None]] = []
         ports = [sockets[0].getsockname()[1] for sockets in self._sockets]
         self.url = "http://" + ",".join(f"127.0.0.1:{port}" for port in ports)
@@ -46,18 +45,11 @@ class Instances:
     async def start(self) -> None:
         self._apis = [Api(self._make) for _ in self._sockets]
         for index, sockets in enumerate(self._sockets):
-            server = LeaseServer(self._apis[index], ListenOptions())
-            server.config.app = self._app(index)
+            server = RunningInstance(self._apis[index], ListenOptions())
             self._servers.append(server)
             self._tasks.append(asyncio.create_task(server.serve(sockets)))
-        while not all(server.started for server in self._servers):
-            await asyncio.sleep(0.01)
-
-    def _app(self, index: int) -> Any:
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._apis[index].app(scope, receive, send)
-
-        return app
+        for server in self._servers:
+            await server.started.wait()
 
     async def stop(self) -> None:
         for server, api in zip(self._servers, self._apis, strict=True):
@@ -78,7 +70,8 @@ class Instances:
             old = self._apis
             self._apis = [Api(self._make) for _ in old]
             for server, api in zip(self._servers, self._apis, strict=True):
-                server.config.http.api = api  # type: ignore[union-attr]
+                server.http.handler = api
+                server.http.heads = {False: Heads(), True: Heads()}  # the old API has noted something on them
             for api in old:
                 await api.close()
 

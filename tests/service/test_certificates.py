@@ -161,7 +161,6 @@ def test_a_page_without_tls_is_another_site() -> None:
         store = MemoryStore(clocks.now)
         api = Api(lambda runtime, _: MemoryAuthority(store, runtime))
         await api.namespaces.opened("default", create=True)
-        program = Program(api)
         gateway = {"x-forwarded-proto": "https"}
         for scheme, more, origin, status in (
             ("http", {}, "http://service", 200),
@@ -173,9 +172,10 @@ def test_a_page_without_tls_is_another_site() -> None:
             ("http", {}, "null", 403),
         ):
             api.scheme = scheme
+            program = Program(api)
             found = await program.http.get("/v1", headers={"origin": origin, **more})
             assert found.status_code == status, (scheme, more, origin)
-        await program.http.aclose()
+            await program.http.aclose()
         await api.close()
 
     asyncio.run(story())

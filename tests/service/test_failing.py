@@ -20,7 +20,7 @@ import pytest
 from fenced.drills.relay.ports import free_port
 from fenced.http1.server import ListenOptions, listening
 from fenced.service.api import Api
-from fenced.service.server import LeaseServer
+from fenced.service.server import RunningInstance
 from fenced.stores.ledger.authority.authority import LedgerAuthority
 from fenced.stores.ledger.authority.journal import FileJournal
 from fenced_testkit.servers import PostgresqlServer, ServiceServer
@@ -118,7 +118,7 @@ def test_a_disk_that_hangs_holds_up_only_what_it_writes(
 
     async def story() -> None:
         api = Api(lambda runtime, name: LedgerAuthority(tmp_path / "leases.db", runtime, namespace=name))
-        server, sockets = LeaseServer(api, ListenOptions()), listening(ListenOptions(("127.0.0.1", 0)))
+        server, sockets = RunningInstance(api, ListenOptions()), listening(ListenOptions(("127.0.0.1", 0)))
         await api.namespaces.opened("default", create=True)
         serving = asyncio.create_task(server.serve(sockets))
         url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"

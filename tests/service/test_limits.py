@@ -13,16 +13,19 @@ from typing import Any
 
 import pytest
 
-from fenced.http1.server import GONE_SECONDS, ListenOptions, listening
+from fenced.http1.connections import ServerExchange
+from fenced.http1.heads import request_head
+from fenced.http1.limits import HttpLimits
+from fenced.http1.server import GONE_SECONDS, HttpServer, ListenOptions, listening
 from fenced.runtime import clocks
 from fenced.service.access import TokenFile
 from fenced.service.api import Api
-from fenced.service.connections import BoundedConnection
 from fenced.service.limits import Limits, Rates, TokenLeases
 from fenced.service.replies import NotAdmitted
-from fenced.service.server import LeaseServer
+from fenced.service.server import RunningInstance
 from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.values.model import Kept, Release, Released, Renewal
+from tests.service.inside import MemoryTransport
 from tests.service.test_values import Program
 
 PATIENCE = 100.0
@@ -68,7 +71,7 @@ class Bounded:
     def __init__(self, limits: Limits) -> None:
         store = MemoryStore(clocks.now)
         self.api = Api(lambda runtime, _: MemoryAuthority(store, runtime), limits=limits)
-        self.server = LeaseServer(self.api, ListenOptions())
+        self.server = RunningInstance(self.api, ListenOptions())
         self.sockets = listening(ListenOptions(("127.0.0.1", 0)))
         self._peers: list[Peer] = []
 
@@ -79,8 +82,7 @@ class Bounded:
 
     async def run(self, story: Callable[[Bounded], Coroutine[Any, Any, None]]) -> None:
         serving = asyncio.create_task(self.server.serve(self.sockets))
-        while not self.server.started:
-            await asyncio.sleep(0.01)
+        await self.server.started.wait()
         try:
             await story(self)
         finally:
@@ -111,9 +113,8 @@ def test_slow_clients_are_ended(caplog: pytest.LogCaptureFixture) -> None:
         head = await (await bounded.peer()).send(GET[:-2])
         second = await (await bounded.peer()).send(GET)
         assert (await second.answer())[0] == 200
-        for connection in bounded.server.server_state.connections:
-            assert isinstance(connection, BoundedConnection)
-            accepted = connection.transport.get_extra_info("socket")
+        for connection in bounded.server.http.connections:
+            accepted = connection._transport.get_extra_info("socket")
             # The kernel notices a peer that has vanished.
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == GONE_SECONDS * 1000
         await second.send(GET[:9])  # its second request does not arrive
@@ -132,7 +133,7 @@ def test_slow_clients_are_ended(caplog: pytest.LogCaptureFixture) -> None:
             assert await another_is_served()
         assert await silent.is_closed()
         async with asyncio.timeout(PATIENCE):
-            while bounded.server.server_state.connections:
+            while bounded.server.http.connections:
                 await asyncio.sleep(0.05)
         assert await another_is_served()
         assert not [record for record in caplog.records if record.name == "fenced.service"]
@@ -162,7 +163,7 @@ def test_connections_beyond_the_limit_are_answered() -> None:
                 await second.send(b"x" * 2**16)
             raise AssertionError
         async with asyncio.timeout(PATIENCE):
-            while bounded.server.server_state.connections:
+            while bounded.server.http.connections:
                 await asyncio.sleep(0.05)
         assert (await (await (await bounded.peer()).send(GET)).answer())[0] == 200
 
@@ -338,16 +339,14 @@ def test_the_stream_of_a_revoked_token_ends(tmp_path: Path) -> None:
             assert by is not None
             streams[who] = await api.live.open(namespace, by)
 
-        async def stays() -> Any:
-            await asyncio.Event().wait()
+        server = HttpServer(api, ListenOptions(), HttpLimits())
 
-        async def send(_: object) -> None:
-            return
+        def exchange() -> ServerExchange:
+            connection = server.connection()
+            connection.connection_made(MemoryTransport())
+            return ServerExchange(connection, request_head(GET))
 
-        reading = {
-            who: asyncio.create_task(stream({"type": "http", "method": "GET"}, stays, send))
-            for who, stream in streams.items()
-        }
+        reading = {who: asyncio.create_task(stream.send(exchange())) for who, stream in streams.items()}
         api.reload_tokens()
         tokens_file(tmp_path, calm="")
         api.reload_tokens()

@@ -14,6 +14,7 @@ from fenced.service.access import EVERYBODY
 from fenced.service.api import Api
 from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.values.model import Ask, Ended, Granted, Holder, Renewal
+from tests.service.inside import Written
 
 PATIENCE = 100.0
 NAMES = [f"jobs/{number:04}" for number in range(1000)]
@@ -59,20 +60,16 @@ class Watched:
         for number, name in enumerate(names):
             self.store.ask(Ask(f"{number:032x}", (name,), 600.0, Holder("id", "worker", "web-1", number)))
 
-    async def _send(self, message: Any) -> None:
-        if message.get("body"):
-            kind, data, *_ = message["body"].decode().split("\n")
-            event = kind.removeprefix("event: "), json.loads(data.removeprefix("data: ")), self.turn()
-            self._sent.put_nowait(event)
+    def _write(self, message: bytes) -> None:
+        kind, data, *_ = message.decode().split("\n")
+        event = kind.removeprefix("event: "), json.loads(data.removeprefix("data: ")), self.turn()
+        self._sent.put_nowait(event)
 
     async def events(self) -> AsyncGenerator[Event, None]:
         await self.api.namespaces.opened("default", create=True)
         stream = await self.api.live.open(await self.api.namespaces.get("default"), EVERYBODY)
-
-        async def stays() -> Any:
-            await asyncio.Event().wait()
-
-        reading = asyncio.create_task(stream({"type": "http", "method": "GET"}, stays, self._send))
+        exchange: Any = Written(self._write)
+        reading = asyncio.create_task(stream.send(exchange))
         try:
             while True:
                 yield await asyncio.wait_for(self._sent.get(), PATIENCE)

@@ -22,11 +22,13 @@ import pytest
 
 from fenced.service import api, events, live
 from fenced.service.access import Principal, TokenFile
-from fenced.service.api import Api, Call
+from fenced.service.api import Api
 from fenced.service.namespaces import ServedNamespace
+from fenced.service.requests import Call
 from fenced.stores.ledger.authority.authority import LedgerAuthority
 from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.values.contracts import Authority, Runtime
+from tests.service.inside import Written, app_of
 
 NAMES = {"one": "job", "two": "jobs"}
 """What each token may use, and everything below it."""
@@ -73,7 +75,7 @@ class Client:
         self._who = who
         headers = {"authorization": f"Bearer {who}"}
         self._http = httpx.AsyncClient(
-            transport=httpx.ASGITransport(place.api.app), base_url="http://service", headers=headers
+            transport=httpx.ASGITransport(app_of(place.api)), base_url="http://service", headers=headers
         )
         self._attempts: list[str] = []
         self._stamps: list[str] = [f"1:{0:016x}:{2**53 - 2}:-:{1:032x}:job"]
@@ -188,18 +190,16 @@ class Client:
         stream = await pages.open(namespace, by)
         sent: list[bytes] = []
 
-        async def send(message: Any) -> None:
-            sent.append(message.get("body", b""))
-            if b"event: state" in sent[-1]:
+        def write(message: bytes) -> None:
+            sent.append(message)
+            if b"event: state" in message:
                 raise EOFError
 
-        async def stays() -> Any:
-            await asyncio.Event().wait()
-
+        exchange: Any = Written(write)
         with pytest.raises(EOFError):
-            await stream({"type": "http", "method": "GET"}, stays, send)
+            await stream.send(exchange)
         await pages.close()
-        for piece in sent[1:]:
+        for piece in sent:
             self.answered.append(json.loads(piece.decode().split("\n")[1].removeprefix("data: ")))
 
     async def close(self) -> None:

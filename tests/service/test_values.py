@@ -24,6 +24,7 @@ from fenced.service.values import values_beside
 from fenced.service.watched import WatchedGuard
 from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.values.model import Stamp
+from tests.service.inside import app_of
 
 GUARDS = ("memory://{0}", "sqlite:///{1}/values.db", "file://{1}")
 
@@ -34,7 +35,7 @@ class Program:
     def __init__(self, api: Api, bearer: str = "") -> None:
         headers = {"authorization": f"Bearer {bearer}"} if bearer else {}
         self.http = httpx.AsyncClient(
-            transport=httpx.ASGITransport(api.app), base_url="http://service", headers=headers
+            transport=httpx.ASGITransport(app_of(api)), base_url="http://service", headers=headers
         )
 
     async def take(self, name: str) -> str:
@@ -165,7 +166,7 @@ def test_senders_raise_what_the_service_refused(tmp_path: Path) -> None:
 
     async def story(program: Program, api: Api) -> None:
         old, new = [Stamp.parse(await program.take("a")) for _ in range(2)]
-        inner = httpx.ASGITransport(api.app)
+        inner = httpx.ASGITransport(app_of(api))
         transport = AsyncStampingTransport("http://service", inner=inner)
         async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
             with stamping(new):

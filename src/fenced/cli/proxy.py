@@ -137,6 +137,7 @@ def proxy(
     Example:
       fenced proxy --upstream http://127.0.0.1:9000 --name 'orders/{path.id}' --store sqlite:////var/lib/marks.db
     """
+    from fenced.http1.server import fast_loop
     from fenced.proxy import admin as operators
     from fenced.proxy.server import FencingProxy, ProxyOptions
 
@@ -171,14 +172,5 @@ def proxy(
         if other is not None:
             await other.stop(0)
 
-    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
         runner.run(serve())
-
-
-def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """That of uvloop, if it is installed: a request takes less CPU."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

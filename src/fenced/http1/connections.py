@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PARTS_MAX = 1000
 """The system takes 1,024 parts in one call."""
+DRAINED_BYTES_MAX = 65_536
+"""A body that is no longer than this is read and dropped if the answer comes before it. Then the connection is kept."""
 TOO_LONG = "the head of the request is too long"
 NOTHING = RequestHead(b"", b"", 0, b"", keep=False)
 Read = Callable[[bytes | BadMessage], None]
@@ -54,6 +56,22 @@ class DirectConnection(asyncio.Protocol):
             found = transport.get_extra_info("socket")
             self._socket = -1 if found is None else found.fileno()
 
+    def write_whole(self, data: bytes) -> None:
+        """The same for one part: nearly all replies are written by this."""
+        transport = self._transport
+        if self._socket < 0 or transport.is_closing() or transport.get_write_buffer_size():
+            self.write([data])
+            return
+        try:
+            sent = os.write(self._socket, data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            transport.abort()
+            return
+        if sent < len(data):
+            transport.write(data[sent:])
+
     def write(self, parts: list[Data]) -> None:
         """Write the parts one after the other, or nothing if the connection is closing."""
         transport = self._transport
@@ -82,39 +100,28 @@ class DirectConnection(asyncio.Protocol):
 class ServerExchange:
     """One request and its answer."""
 
-    __slots__ = (
-        "_body",
-        "_chunked",
-        "_connection",
-        "_pieces",
-        "_read",
-        "_size",
-        "_take",
-        "done",
-        "head",
-        "keep",
-        "on_gone",
-        "on_pressure",
-        "received_all",
-    )
+    done = False
+    """The answer is complete, or its client has gone."""
+    on_gone: Callable[[], None] | None = None
+    """Called if the client goes before its answer is complete."""
+    on_pressure: Callable[[bool], None] | None = None
+    """Called with True when the client does not take what was written, with False when it does again."""
+    _body: Body | None = None
+    _chunked = False
+    _pieces: list[Data]
+    """Of the body; there once some of it has come."""
+    _read: tuple[int, Read] | None = None
+    _size = 0
+    _take: Take | None = None
 
-    def __init__(self, connection: ServerConnection, head: RequestHead) -> None:
+    def __init__(self, connection: ServerConnection, head: RequestHead, whole: bytes | None = None) -> None:
+        """`whole`: the body, if it has come with the head."""
         self._connection = connection
         self.head = head
         self.keep = head.keep
         """The connection is kept afterwards."""
-        self.received_all = not head.length
-        self.done = self._chunked = False
-        """`done`: the answer is complete, or its client has gone."""
-        self.on_gone: Callable[[], None] | None = None
-        """Called if the client goes before its answer is complete."""
-        self.on_pressure: Callable[[bool], None] | None = None
-        """Called with True when the client does not take what was written, with False when it does again."""
-        self._pieces: list[Data] = []
-        self._size = 0
-        self._body: Body | None = None
-        self._read: tuple[int, Read] | None = None
-        self._take: Take | None = None
+        self._pieces = [whole] if whole else []
+        self.received_all = whole is not None
 
     @property
     def peer(self) -> str | None:
@@ -125,10 +132,12 @@ class ServerExchange:
 
     def read(self, limit: int, then: Read) -> None:
         """Call `then` with the whole body, maybe at once; or with BadMessage if it is too long (413) or late (408)."""
-        if max(self.head.length, self._size) > limit:
-            then(BadMessage(413, "the body is too long"))
+        if self.head.length > limit or self._size > limit:
+            self._read = limit, then
+            self.fail(BadMessage(413, "the body is too long"))
         elif self.received_all:
-            then(b"".join(self._pieces))
+            pieces = self._pieces
+            then(bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces))
         else:
             self._read = limit, then
             self._connection.await_body(self._connection.request_until)
@@ -167,6 +176,8 @@ class ServerExchange:
         if self._take is not None:
             pieces, self._pieces = self._pieces, []
             self._take(pieces, self.received_all)
+        elif self.done:
+            self._pieces.clear()  # it is answered already
         elif self._read is not None:
             limit, then = self._read
             if self._size > limit:
@@ -179,6 +190,7 @@ class ServerExchange:
 
     def fail(self, error: BadMessage) -> None:
         """The body is not one, or too late. What was passed on of it ends with the connection."""
+        self.keep = False
         if self._read is None:
             self.abort()
         else:
@@ -191,19 +203,21 @@ class ServerExchange:
         """The whole answer."""
         if self.done:
             return
-        head = reply_head(status, headers, self._connection.server.date, self.connection_word())
-        if self.head.method == b"HEAD":
-            self._connection.write([b"%bcontent-length: %d\r\n\r\n" % (head, len(body))])
-        else:
-            self._connection.write([b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)])
+        connection = self._connection
+        head = reply_head(status, headers, connection.server.date, self.connection_word())
+        sent = b"" if self.head.method == b"HEAD" else body
+        connection.write_whole(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), sent))
         self._finish()
 
     def connection_word(self) -> str:
         """What the Connection header of the answer says. From now on it is settled whether the connection is kept."""
-        self.keep = self.keep and self.received_all and not self._connection.server.stopping
-        if self.keep:
-            return "" if self.head.new else "keep-alive"
-        return "close"
+        head = self.head
+        if self.keep and not self.received_all:
+            self.keep = 0 < head.length <= DRAINED_BYTES_MAX and not head.expects
+        if not self.keep or self._connection.server.stopping:
+            self.keep = False
+            return "close"
+        return "" if head.new else "keep-alive"
 
     def begin(self, status: int, headers: tuple[tuple[str, str], ...], first: bytes = b"") -> None:
         """The head of an answer in pieces, and the first piece."""
@@ -239,6 +253,7 @@ class ServerExchange:
 
     def _finish(self) -> None:
         self.done = True
+        self._read = self._take = None
         self._connection.answered(self)
 
     def abort(self) -> None:
@@ -248,8 +263,12 @@ class ServerExchange:
 
     def is_gone(self) -> None:
         """The client has gone."""
+        if self.done:
+            return
         self.done = True
-        self._read = self._take = None
+        self._take = None
+        if self._read is not None:
+            self.fail(BadMessage(400, "the client has gone before its request had arrived"))
         if self.on_gone is not None:
             self.on_gone()
 
@@ -279,6 +298,8 @@ class ServerConnection(DirectConnection):
         self._exchange: ServerExchange | None = None
         self._rest = b""
         """What was received and not read yet: a part of a head, or what follows the request that is not answered."""
+        self._searched = 0
+        """How much of it was searched for the end of a head."""
         self._why_paused: set[str] = set()
         self._surplus = False
         self._stuck = False
@@ -315,15 +336,15 @@ class ServerConnection(DirectConnection):
             self._read_body(exchange, data)
 
     def _read_head(self, data: bytes) -> None:
-        seen, limits = len(self._rest), self.server.limits
-        if seen:
-            data, self._rest = self._rest + data, b""
-        elif data[0] in b"\r\n":  # after a body some clients send a line too many
+        seen, limits = self._searched, self.server.limits
+        if self._rest:
+            data, self._rest, self._searched = self._rest + data, b"", 0
+        if not seen and data[0] in b"\r\n":  # after a body some clients send a line too many
             data = data.lstrip(b"\r\n")
             if not data:
                 return
         # Of a head that comes in many pieces only the last one is searched.
-        end = data.find(HEAD_END, max(0, seen - 3))
+        end = data.find(HEAD_END, seen - 3 if seen > 3 else 0)
         size = end + 4
         try:
             if (len(data) if end < 0 else size) > limits.head_bytes:
@@ -331,12 +352,11 @@ class ServerConnection(DirectConnection):
             if end < 0:
                 self._unfinished(data, seen)
                 return
-            exchange = ServerExchange(self, self._heads.read(data[:size]))
-            if len(data) > size:
-                behind = after(data, size)
-                rest = behind if exchange.received_all else exchange.receive(behind)
-                if rest:
-                    self._keep_for_later(rest)
+            head = self._heads.read(data[:size])
+            if len(data) == size + head.length:  # nearly always: this request, and nothing else
+                exchange = ServerExchange(self, head, data[size:])
+            else:
+                exchange = self._begun(head, after(data, size))
             if self._surplus:
                 raise BadMessage(503, "too many connections")
         except BadMessage as error:
@@ -348,6 +368,14 @@ class ServerConnection(DirectConnection):
         self._exchange = exchange
         self.server.handler.begin(exchange)
 
+    def _begun(self, head: RequestHead, data: Data) -> ServerExchange:
+        """A request of whose body a part has come, or behind which something else has."""
+        exchange = ServerExchange(self, head, None if head.length else b"")
+        rest = exchange.receive(data) if head.length else data
+        if rest:
+            self._keep_for_later(rest)
+        return exchange
+
     def _unfinished(self, data: bytes, seen: int) -> None:
         """Wait for the rest of a head, unless this cannot become one."""
         if NO_HEAD.search(data, max(0, seen - 1)):
@@ -357,7 +385,7 @@ class ServerConnection(DirectConnection):
         if self._half_closed:
             self._end()
             return
-        self._rest = data
+        self._rest, self._searched = data, len(data)
         if not seen:
             self.until = self.server.ticks.now + self.server.ticks.request
 
@@ -379,6 +407,8 @@ class ServerConnection(DirectConnection):
         elif exchange.is_streamed:
             self.await_body()
         exchange.deliver()
+        if exchange.done and exchange.received_all:
+            self._go_on(exchange)
 
     def await_body(self, until: float = math.inf) -> None:
         """The rest of the body has some time to come."""
@@ -387,24 +417,29 @@ class ServerConnection(DirectConnection):
     def _refuse(self, error: BadMessage) -> None:
         """Answer what cannot be read, and read nothing more."""
         self._closing = True
-        self._exchange = exchange = ServerExchange(self, NOTHING)
+        self._exchange = exchange = ServerExchange(self, NOTHING, b"")
         exchange.reply(*self.server.handler.refusal(error))
 
     def _read_on(self) -> None:
-        if self._exchange is None and not self._closing:
-            rest, self._rest = self._rest, b""
-            if rest:
-                self._read_head(rest)
+        if self._exchange is None and not self._closing and self._rest:
+            self._read_head(b"")
 
     # The end of an exchange, and of the connection
 
     def answered(self, exchange: ServerExchange) -> None:
         """The exchange is over: close, or go on with the next request."""
+        if self._exchange is exchange:
+            self.server.answered += 1
+            if exchange.keep and not exchange.received_all:
+                self.await_body()  # which nobody reads
+            else:
+                self._go_on(exchange)
+
+    def _go_on(self, exchange: ServerExchange) -> None:
         if self._exchange is not exchange:
             return
         self._exchange = None
         server = self.server
-        server.answered += 1
         if not exchange.keep or (self._half_closed and not self._rest):
             self._end()
             return
@@ -445,16 +480,19 @@ class ServerConnection(DirectConnection):
     @property
     def is_busy(self) -> bool:
         """Whether the client still gets something."""
-        return self._exchange is not None or self._transport.get_write_buffer_size() > 0
+        return (
+            self._exchange is not None and not self._exchange.done
+        ) or self._transport.get_write_buffer_size() > 0
 
     def close_if_idle(self) -> None:
         """The server stops. A head of which a part has come may still become a request."""
-        if self._exchange is None and not self._rest and not self._closing:
+        answered = self._exchange is None or self._exchange.done
+        if answered and not self._rest and not self._closing:
             self._transport.close()
 
     def is_late(self) -> None:
         """Its time is over."""
-        if self._stuck or self._closing:
+        if self._stuck or self._closing or (self._exchange is not None and self._exchange.done):
             self._transport.abort()  # part of an answer was sent, or the client does not notice the end
         elif self._exchange is not None:
             if self._why_paused:

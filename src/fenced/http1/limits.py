@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 SWEEP_SECONDS = 0.5
+HEAD_BYTES_MAX = 32_768
 LINGER_SECONDS = 2.0
 """For how long a client is read that does not notice that its connection has ended."""
 
@@ -17,7 +18,7 @@ class HttpLimits:
     connections: int = 1000
     refused: int = 500
     """How many surplus connections get an answer; further ones are closed without one."""
-    head_bytes: int = 32_768
+    head_bytes: int = HEAD_BYTES_MAX
     request_time: float = 20.0
     """For a head from its first byte, and for a body that is read as a whole, with its head. For a client to read on
     while an answer is sent."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -57,7 +56,7 @@ class SentAnswer(NamedTuple):
     """How a kind of answer is sent, and counted."""
 
     status: int
-    headers: Sequence[tuple[str, str]]
+    headers: tuple[tuple[str, str], ...]
     label: str
     """For the counter of answers about attempts; "": it is none."""
 

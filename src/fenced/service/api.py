@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from functools import lru_cache, partial
+from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.convertors import Convertor, register_url_convertor
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from fenced.errors import FencedError, Misuse, Unavailable
+from fenced.http1.connections import ServerExchange
+from fenced.http1.heads import HEADERS_MAX, BadMessage
+from fenced.http1.limits import HEAD_BYTES_MAX
+from fenced.http1.writing import ServerReply
 from fenced.leases.rules import NoNamespace
 from fenced.net.problems import Problem, problem
 from fenced.runtime import clocks
@@ -34,74 +32,38 @@ from fenced.service.bodies import (
     NameBody,
     NamesBody,
     NamespaceBody,
-    RenewBody,
     StandingBody,
     TidyAnswer,
     WaitingAnswer,
 )
 from fenced.service.events import Events
-from fenced.service.held import HeldAnswer, HeldResponse, held_seconds
-from fenced.service.hot_requests import HotRequest
+from fenced.service.held import LINES_HEADERS, HeldAnswer, held_seconds
 from fenced.service.limits import Limits
-from fenced.service.live import Live
+from fenced.service.live import Live, LiveStream
 from fenced.service.metrics import Metrics, labels_text
 from fenced.service.namespaces import AnotherStore, MakeAuthority, ServedNamespace, ServedNamespaces
 from fenced.service.quotas import Quotas
-from fenced.service.replies import NotAdmitted, ServiceReply, ServiceRequest, as_response, plain
+from fenced.service.replies import JSON, TEXT, NotAdmitted, as_reply, plain
+from fenced.service.requests import Call, Router, ServiceHead
 from fenced.service.routes import ROUTES, ApiRoute
 from fenced.service.values import ServedValues
-from fenced.service.work import work_of
+from fenced.service.work import Work, work_of
 from fenced.values.model import BatchAnswer, BatchOperation, grant_id
 
-BODY_BYTES_MAX = 65_536
-LARGE_BODY_BYTES_MAX = 2**20
-"""Of a batch, and of a renewal of thousands of leases."""
 PAGE_MAX = 1000
 READY_SECONDS = 2.0
-CLOSE = ("connection", "close")
-"""For answers to requests whose body is not read to its end."""
+TOO_LONG = plain(
+    431, "The head of the request is too long", f"at most {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} headers"
+)
+TOO_MANY = problem(Unavailable("this instance has too many connections; nothing happened"), by="service")
+NO_HTTP = plain(400, "Not a request of HTTP/1.1", "the connection is closed")
+TOO_LATE = plain(408, "The request did not arrive in time", "send it again on a new connection")
 
 _DECODERS = {
     route.body: msgspec.json.Decoder(route.body) for route in ROUTES if route.body not in (None, bytes)
 }
 _encode = msgspec.json.Encoder().encode
 log = logging.getLogger("fenced.service")
-
-
-class AnyText(Convertor[str]):
-    """The rest of a path, also with line feeds, which Starlette's own `path` does not match."""
-
-    regex = "(?s:.+)"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
-
-
-register_url_convertor("text", AnyText())
-
-
-class Call(msgspec.Struct):
-    """One request: its namespace, its decoded body, and the rest."""
-
-    request: ServiceRequest
-    body: Any
-    namespace: str
-    realm: str
-    by: Principal
-
-
-class ShortWay(Protocol):
-    """A connection whose request takes the short way."""
-
-    request: HotRequest
-
-    def reply(self, reply: ServiceReply) -> None: ...
-    def hold(self, held: HeldAnswer) -> None: ...
-    def finish(self, found: Sequence[BatchAnswer] | Exception) -> None:
-        """Call `Api.finish`."""
 
 
 class Api:
@@ -140,19 +102,9 @@ class Api:
         """How often the file of tokens was read again."""
         self.quotas = Quotas(self.limits)
         self._openapi = msgspec.json.encode(openapi.document())
-        by_path: dict[str, dict[str, ApiRoute]] = {}
-        for route in ROUTES:
-            by_path.setdefault(route.path, {})[route.method] = route
-        self.app = Starlette(
-            routes=[
-                Route(path.replace("{name}", "{name:text}"), self._endpoint(routes), methods=list(routes))
-                for path, routes in sorted(by_path.items(), key=lambda item: -len(item[0]))
-            ]
-            + page.routes(self),
-            exception_handlers={HTTPException: _not_found, Exception: _bug},
-        )
-        # It would redirect to the host that the client names, and behind a gateway to http://.
-        self.app.router.redirect_slashes = False
+        self._router = Router((*ROUTES, *page.PAGE_ROUTES))
+        self._page = page.LivePage(self)
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def send_on(self) -> None:
         """This instance stops: answer the held requests, and hold no more."""
@@ -168,81 +120,154 @@ class Api:
 
     # Requests.
 
-    def _endpoint(self, routes: dict[str, ApiRoute]) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            route = routes["GET" if request.method == "HEAD" else request.method]
-            self._running += 1
-            try:
-                response = await self._respond(route, request)
-            except (FencedError, NotAdmitted) as error:
-                response = as_response(self._failed(error))
-            finally:
-                self._running -= 1
-            self._count(route, response.status_code)
-            return response
-
-        return endpoint
-
-    async def _respond(self, route: ApiRoute, request: Request) -> Response:
-        self._check_running()
-        admission = self._admit(route, request)
-        data = (
-            b"" if route.body is None else await _read(request, body_bytes_max(route), self.limits.body_time)
-        )
-        answer = await getattr(self, route.handler)(self._call(route, request, admission, data))
-        return answer if isinstance(answer, Response) else as_response(self._answered(answer))
-
-    def serve(self, way: ShortWay, data: bytes) -> None:
-        """Answer a request of `HOT` without a task of its own. Its body has been read.
-
-        Access, decoding, operations, answers and counters are those of the other way. Either `reply` or `hold` is
-        called, maybe at once.
-        """
-        request = way.request
-        head = request.head
+    def begin(self, exchange: ServerExchange) -> None:
+        """A request. Its head is looked at before its body is read."""
+        head = exchange.head.note
+        if head is None:
+            found = self._router.find(exchange.head)
+            if not isinstance(found, ServiceHead):
+                exchange.reply(*_not_found(found))
+                return
+            head = exchange.head.note = found
+        call, route = Call(exchange, head), head.route
+        if route.page:
+            exchange.read(head.body_max, lambda data: self._spawn(partial(self._show, call, data)))
+            return
         self._running += 1
         try:
-            self._check_running()
+            if self._running > self.limits.running:
+                raise Unavailable("too many requests are under way; nothing happened")
             admission = head.admission
             if admission is None or admission.access != self._access:
-                admission = head.admission = self._admit(head.route, request)
-            call = self._call(head.route, request, admission, data)
-            namespace = self.namespaces.known(call.namespace, call.realm)
-            work = work_of(call.body, self._random.secret)
-            self.quotas.check_leases(call.by, work)
-            held = self._hold(namespace, call)
-        except Exception as error:  # noqa: BLE001 as on the other way, a bug is answered by 500
-            self._served(way, error)
+                admission = head.admission = self._admit(call)
+        except (FencedError, NotAdmitted) as error:
+            self._answer(call, error)
+            return
+        call.by, call.namespace, call.realm = admission.by, admission.namespace, admission.realm
+        if route.body is None:
+            self._decide(call, b"")
         else:
-            request.work, request.realm, request.held = work, namespace.realm, held
-            namespace.worker.start(work, way.finish)
+            exchange.read(head.body_max, partial(self._decide, call))
 
-    def finish(self, way: ShortWay, found: Sequence[BatchAnswer] | Exception) -> None:
-        """Answer the request that `serve` has begun."""
-        request = way.request
-        work, held = request.work, request.held
-        del request.work  # an idle connection needs no memory for it
-        if request.head.admission is not None:
-            self.quotas.note_leases(request.head.admission.by, work, found)
+    def _decide(self, call: Call, data: bytes | BadMessage) -> None:
+        """The body has come: carry the request out."""
+        try:
+            if isinstance(data, BadMessage):
+                raise NotAdmitted(self._unread(call, data))
+            self._read_body(call, data)
+            if not call.head.is_work:
+                self._spawn(partial(self._respond, call))
+            elif self.namespaces.has(call.namespace):
+                self._start(call)
+            else:
+                self._spawn(partial(self._open, call))
+        except Exception as error:  # noqa: BLE001 a bug is answered by 500
+            self._answer(call, error)
+
+    def _unread(self, call: Call, error: BadMessage) -> Problem:
+        if error.status == 413:
+            return plain(413, "The body is too long", f"at most {call.head.body_max} bytes")
+        if error.status == 408:
+            return plain(408, "The body did not arrive in time", f"it has {self.limits.body_time:g} seconds")
+        return NO_HTTP
+
+    async def _open(self, call: Call) -> None:
+        """Open the namespace, which nobody has used here, and go on."""
+        try:
+            await self.namespaces.get(call.namespace, call.realm, call.by)
+            self._start(call)
+        except Exception as error:  # noqa: BLE001 a bug is answered by 500
+            self._answer(call, error)
+
+    def _start(self, call: Call) -> None:
+        """Carry out asks, renewals, releases, withdrawals and batches of them."""
+        namespace = self.namespaces.known(call.namespace, call.realm)
+        work = work_of(call.body, self._random.secret)
+        self.quotas.check_leases(call.by, work)
+        held = self._hold(namespace, call)
+        namespace.worker.start(work, partial(self._done, call, work, held, namespace.realm))
+
+    def _done(
+        self,
+        call: Call,
+        work: Work,
+        held: HeldAnswer | None,
+        realm: str,
+        found: Sequence[BatchAnswer] | Exception,
+    ) -> None:
+        """The store has answered."""
+        self.quotas.note_leases(call.by, work, found)
         made: msgspec.Struct | Exception
         try:
-            made = (
-                found if isinstance(found, Exception) else work.answer(work.operations, found, request.realm)
-            )
+            made = found if isinstance(found, Exception) else work.answer(work.operations, found, realm)
         except Exception as error:  # noqa: BLE001 the request is answered by it
             made = error
-        if held is None or not self._is_held(held, made):
-            self._served(way, made)
-            return
-        self._running -= 1
-        self._count(request.head.route, 202)
-        way.hold(held)
+        if held is not None and self._is_held(held, made):
+            self._wait(call, held)
+        else:
+            self._answer(call, made)
 
-    def _served(self, way: ShortWay, made: msgspec.Struct | Exception) -> None:
+    def _wait(self, call: Call, held: HeldAnswer) -> None:
+        """Send what a waiter gets at once. The rest is sent without a task, as soon as `held` has it."""
+        exchange = call.exchange
         self._running -= 1
-        reply = self._failed(made) if isinstance(made, Exception) else self._answered(made)
-        self._count(way.request.head.route, reply.status)
-        way.reply(reply)
+        self._count(call.head.route, 202)
+        if exchange.done:
+            held.close()
+            return
+        exchange.on_gone = held.close
+        if held.in_lines:
+            exchange.begin(202, LINES_HEADERS, held.first)
+            held.then(exchange.end)
+        else:
+            held.then(partial(exchange.reply, 202, JSON))
+
+    async def _respond(self, call: Call) -> None:
+        made: Any
+        try:
+            made = await getattr(self, call.head.route.handler)(call)
+        except Exception as error:  # noqa: BLE001 a bug is answered by 500
+            made = error
+        if isinstance(made, LiveStream):
+            self._running -= 1
+            self._count(call.head.route, 200)
+            await made.send(call.exchange)
+        else:
+            self._answer(call, made)
+
+    def _answer(self, call: Call, made: msgspec.Struct | ServerReply | Exception) -> None:
+        """Answer the request by what has come of it."""
+        self._running -= 1
+        if isinstance(made, Exception):
+            made = self._failed(call, made)
+        if isinstance(made, ServerReply):
+            status, headers, body = made
+        else:
+            status, headers, label = answers.SENT.get(type(made), answers.SENT_OTHER)
+            body = _encode(made)
+            if label:
+                self._answers[label] += 1
+        self._requests[_labels(call.head.route.path, status)] += 1
+        call.exchange.reply(status, headers, body)
+
+    async def _show(self, call: Call, data: bytes | BadMessage) -> None:
+        """Answer a request for the live page. Only those of the API are counted."""
+        try:
+            made = await self._page.answer(call, data)
+        except NotAdmitted as error:
+            made = as_reply(error.problem)
+        except Exception as error:  # noqa: BLE001 a bug is answered by 500
+            made = as_reply(_bug(call, error))
+        call.exchange.reply(*made)
+
+    def refusal(self, error: BadMessage) -> ServerReply:
+        """What is no request, too late or one too many."""
+        return as_reply({431: TOO_LONG, 408: TOO_LATE, 503: TOO_MANY}.get(error.status, NO_HTTP))
+
+    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = asyncio.get_running_loop().create_task(work())
+        self._tasks.add(task)  # a loop itself does not keep its tasks
+        task.add_done_callback(self._tasks.discard)
 
     def reload_tokens(self) -> bool:
         """Read the file of tokens again, if there is one. What the old ones have admitted is not used any more."""
@@ -252,69 +277,57 @@ class Api:
             self.live.end_all_but(self.tokens.is_current)
         return self.tokens is not None
 
-    def check_site(self, request: ServiceRequest) -> None:
+    def check_site(self, call: Call) -> None:
         """NotAdmitted if a page of another site has sent this request."""
-        if self.own_host_only and request.client and not is_own_host(request.headers.get("host") or ""):
+        headers = call.headers
+        if self.own_host_only and call.client is not None and not is_own_host(headers.get("host") or ""):
             # A page of another site can make its own name lead to loopback; its requests then name that site.
             needs = "name this machine as 127.0.0.1 or localhost, or start the service with --no-credentials"
             raise NotAdmitted(plain(403, "The request is meant for another host", needs))
-        origin, scheme = (
-            request.headers.get("origin"),
-            request.headers.get("x-forwarded-proto") or self.scheme,
-        )
-        if origin is not None and origin != f"{scheme}://{request.headers.get('host')}":
+        origin, scheme = headers.get("origin"), headers.get("x-forwarded-proto") or self.scheme
+        if origin is not None and origin != f"{scheme}://{headers.get('host')}":
             # A page of another site could send requests to a service on this machine.
             raise NotAdmitted(
                 plain(403, "The request comes from a page of another site", "only its own page may use it")
             )
 
-    def _check_running(self) -> None:
-        if self._running > self.limits.running:
-            raise Unavailable("too many requests are under way; nothing happened")
-
-    def _admit(self, route: ApiRoute, request: ServiceRequest) -> Admission:
-        """Whose request it is. NotAdmitted if it is not looked at. Only its head decides, and the file of tokens."""
-        query, namespace = request.query_params, "default"
-        if "namespace" in route.parameters:
+    def _admit(self, call: Call) -> Admission:
+        """Authenticate the request by its head and the token file; NotAdmitted if that fails."""
+        query, namespace = call.query, "default"
+        if "namespace" in call.head.route.parameters:
             namespace = query.get("namespace", namespace)
-        by = self._principal(route, request)
-        return Admission(by, namespace, query.get("realm", ""), self._access)
+        return Admission(self._principal(call), namespace, query.get("realm", ""), self._access)
 
-    def _principal(self, route: ApiRoute, request: ServiceRequest) -> Principal:
-        if route.right is not None:
-            self.check_site(request)
-        if route.right == "operate" and not page.is_wanted(request.headers):
+    def _principal(self, call: Call) -> Principal:
+        right = call.head.route.right
+        if right is not None:
+            self.check_site(call)
+        if right == "operate" and not page.is_wanted(call.headers):
             needs = f"from a browser it needs the header {page.OPERATOR_HEADER}"
             raise NotAdmitted(plain(403, "This may be the form of another site", needs))
-        if self.tokens is None or route.right is None:
+        if self.tokens is None or right is None:
             return EVERYBODY
-        found = self.tokens.principal(request.headers.getlist("authorization"))
+        found = self.tokens.principal(call.headers.getlist("authorization"))
         if found is None:
-            found = page.logged_in(request.headers, self.tokens)
+            found = page.logged_in(call.headers, self.tokens)
         if found is None:
-            self.quotas.check_rate(request)
+            self.quotas.check_rate(call)
             refusal = plain(401, "This needs a bearer token", "no token, or an unknown one")
             raise NotAdmitted(refusal, ("www-authenticate", "Bearer"))
         return found
 
-    def _call(self, route: ApiRoute, request: ServiceRequest, admission: Admission, data: bytes) -> Call:
-        """The request with its body, if this client may send it."""
-        body, by = _decoded(route, data), admission.by
-        namespace = body.namespace if isinstance(body, NamespaceBody) else admission.namespace
-        call = Call(request, body, namespace, admission.realm, by)
-        if by is not EVERYBODY:
+    def _read_body(self, call: Call, data: bytes) -> None:
+        """Decode the body, and look whether this client may send it."""
+        route = call.head.route
+        call.body = _decoded(route, data)
+        if isinstance(call.body, NamespaceBody):
+            call.namespace = call.body.namespace
+        if call.by is not EVERYBODY:
             _check_rights(route, call)
         if route.right is not None:
-            self.quotas.check_rate(request, by, body)
-        return call
+            self.quotas.check_rate(call, call.by, call.body)
 
-    def _answered(self, answer: msgspec.Struct) -> ServiceReply:
-        status, headers, label = answers.SENT.get(type(answer), answers.SENT_OTHER)
-        if label:
-            self._answers[label] += 1
-        return ServiceReply(status, headers, _encode(answer))
-
-    def _failed(self, error: Exception) -> ServiceReply:
+    def _failed(self, call: Call, error: Exception) -> ServerReply:
         match error:
             case NotAdmitted():
                 found = error.problem
@@ -325,11 +338,10 @@ class Api:
             case FencedError():
                 found = problem(error, by="service")
             case _:
-                found = bug("a request about leases", error)
+                found = _bug(call, error)
         kind = str(msgspec.json.decode(found.body)["type"]).rpartition(":")[2]
         self.numbers.count("fenced_errors_total", type=kind)
-        headers = [header for header in found.headers if header[0].lower() != "content-length"]
-        return ServiceReply(found.status, headers, found.body)
+        return as_reply(found)
 
     def _count(self, route: ApiRoute, status: int) -> None:
         self._requests[_labels(route.path, status)] += 1
@@ -359,49 +371,17 @@ class Api:
         if granted:
             self.numbers.granted(seconds, granted)
 
-    async def lease(self, call: Call) -> msgspec.Struct:
-        """Asks that are not held, renewals, releases, withdrawals and batches of them."""
-        namespace = await self._namespace(call)
-        work = work_of(call.body, self._random.secret)
-        self.quotas.check_leases(call.by, work)
-        results: asyncio.Future[Sequence[BatchAnswer]] = asyncio.get_running_loop().create_future()
-
-        def done(found: Sequence[BatchAnswer] | Exception) -> None:
-            self.quotas.note_leases(call.by, work, found)
-            if results.done():  # its task was cancelled
-                return
-            if isinstance(found, Exception):
-                results.set_exception(found)
-            else:
-                results.set_result(found)
-
-        namespace.worker.start(work, done)
-        return work.answer(work.operations, await results, namespace.realm)
-
-    renew = release = withdraw = batch = lease
-
-    async def ask(self, call: Call) -> msgspec.Struct | Response:
-        held = self._hold(await self._namespace(call), call)
-        if held is None:
-            return await self.lease(call)
-        try:
-            answer = await self.lease(call)
-        except BaseException:
-            held.close()
-            raise
-        return HeldResponse(held) if self._is_held(held, answer) else answer
-
     def _hold(self, namespace: ServedNamespace, call: Call) -> HeldAnswer | None:
         """What holds the answer to an ask if that is waiting. Made before it asks, so that it misses no wake-up."""
         body = call.body
         if not (isinstance(body, AskBody) and body.wait):
             return None
-        seconds = held_seconds(call.request, body)
+        seconds = held_seconds(call.headers, body)
         if seconds <= 0 or not self._may_hold(call.by):
             return None
         namespace.listen()
         request = namespace.held.add(grant_id(body.attempt), call.by.id)
-        return HeldAnswer(request, seconds, call.request.headers)
+        return HeldAnswer(request, seconds, call.headers)
 
     def _is_held(self, held: HeldAnswer, answer: msgspec.Struct | Exception) -> bool:
         if not isinstance(answer, WaitingAnswer):
@@ -421,14 +401,14 @@ class Api:
 
     # Values.
 
-    async def write_value(self, call: Call) -> Response:
-        return await self.values.write(call.request, call.request.path_params["name"], call.body)
+    async def write_value(self, call: Call) -> ServerReply:
+        return await self.values.write(call)
 
-    async def read_value(self, call: Call) -> Response:
-        return await self.values.read(call.request, call.request.path_params["name"])
+    async def read_value(self, call: Call) -> ServerReply:
+        return await self.values.read(call)
 
     async def mark(self, call: Call) -> MarkBody:
-        return await self.values.mark(call.request.path_params["name"])
+        return await self.values.mark(call.name)
 
     async def _default_realm(self) -> str:
         return (await self.namespaces.get("default")).realm
@@ -436,7 +416,7 @@ class Api:
     # Operating.
 
     async def survey(self, call: Call) -> NamesBody:
-        after, limit = call.request.query_params.get("after", ""), call.request.query_params.get("limit")
+        after, limit = call.query.get("after", ""), call.query.get("limit")
         if limit is not None and not (
             limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= PAGE_MAX
         ):
@@ -446,14 +426,14 @@ class Api:
 
     async def observe(self, call: Call) -> NameBody:
         looker = await (await self._namespace(call)).looker()
-        return answers.name_body(call.by.seen(await looker.observe(call.request.path_params["name"])))
+        return answers.name_body(call.by.seen(await looker.observe(call.name)))
 
-    async def live_events(self, call: Call) -> Response:
+    async def live_events(self, call: Call) -> LiveStream:
         return await self.live.open(await self._namespace(call), call.by)
 
     async def force_release(self, call: Call) -> MintedBody:
         body: ForceReleaseBody = call.body
-        name, leases = call.request.path_params["name"], (await self._namespace(call)).leases
+        name, leases = call.name, (await self._namespace(call)).leases
         if call.by.names is not None:
             view = await leases.observe(name)
             # A later grant has another token, and the names of a grant never change: what is seen here stays so.
@@ -481,24 +461,23 @@ class Api:
 
     def _note(self, call: Call, action: str, **what: object) -> None:
         """What an operator has done, for the audit."""
-        peer = call.request.client
         self._audit(
             {
                 "action": action,
                 "by": call.by.id,
-                "from": peer.host if peer else "unix",
+                "from": call.client or "unix",
                 "namespace": call.namespace,
                 **what,
             }
         )
 
-    async def health(self, call: Call) -> Response:
-        return Response("alive\n", media_type="text/plain")
+    async def health(self, call: Call) -> ServerReply:
+        return ServerReply(200, TEXT, b"alive\n")
 
-    async def ready(self, call: Call) -> Response:
+    async def ready(self, call: Call) -> ServerReply:
         """Not while it stops, so that a balancer sends no new requests; and not while the store does not answer."""
         if self.stopping:
-            return Response("not ready: this instance stops\n", 503, media_type="text/plain")
+            return ServerReply(503, TEXT, b"not ready: this instance stops\n")
         try:
             looker = await (await self.namespaces.get("default")).looker()
             await looker.open(create=False, until=clocks.now() + READY_SECONDS)
@@ -506,19 +485,20 @@ class Api:
             self.namespaces.outages.note([error])
             raise
         self.namespaces.outages.worked()
-        return Response("ready\n", media_type="text/plain")
+        return ServerReply(200, TEXT, b"ready\n")
 
-    async def metrics(self, call: Call) -> Response:
+    async def metrics(self, call: Call) -> ServerReply:
         text = self.numbers.text(self.namespaces.held, self.events.expired.total())
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        media_type = "text/plain; version=0.0.4; charset=utf-8"
+        return ServerReply(200, (("content-type", media_type),), text.encode())
 
-    async def openapi(self, call: Call) -> Response:
-        return Response(self._openapi, media_type="application/json")
+    async def openapi(self, call: Call) -> ServerReply:
+        return ServerReply(200, JSON, self._openapi)
 
 
 def _names_of(call: Call) -> list[str]:
     """The names that a request is about. Renewals and releases have none: the attempt is their secret."""
-    names = [call.request.path_params["name"]] if "name" in call.request.path_params else []
+    names = [call.name] if call.name else []
     asks = [call.body] if isinstance(call.body, AskBody) else []
     if isinstance(call.body, BatchBody):
         asks = [item.ask for item in call.body.do if item.ask is not None]
@@ -543,10 +523,6 @@ def _labels(path: str, status: int) -> str:
     return labels_text(route=path, status=str(status))
 
 
-def body_bytes_max(route: ApiRoute) -> int:
-    return LARGE_BODY_BYTES_MAX if route.body in (BatchBody, RenewBody) else BODY_BYTES_MAX
-
-
 def _decoded(route: ApiRoute, data: bytes) -> Any:
     if route.body is None or route.body is bytes:
         return data
@@ -556,40 +532,16 @@ def _decoded(route: ApiRoute, data: bytes) -> Any:
         raise Misuse(f"the body of this request is not as it should be: {error}") from None
 
 
-async def _read(request: Request, limit: int, seconds: float) -> bytes:
-    """The body, if it is not too long and arrives in time."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > limit:
-                    raise NotAdmitted(plain(413, "The body is too long", f"at most {limit} bytes"), CLOSE)
-    except ClientDisconnect:
-        raise NotAdmitted(
-            plain(400, "The client has gone", "before its request had arrived"), CLOSE
-        ) from None
-    except TimeoutError:
-        late = plain(408, "The body did not arrive in time", f"it has {seconds:g} seconds")
-        raise NotAdmitted(late, CLOSE) from None
-    return bytes(body)
-
-
-async def _not_found(request: Request, error: Exception) -> Response:
+def _not_found(allowed: list[str] | None) -> ServerReply:
     """No such path, or not with this method."""
-    assert isinstance(error, HTTPException)
-    response = as_response(
-        plain(error.status_code, error.detail, "/openapi.json has all paths and their methods")
-    )
-    response.headers.update(error.headers or {})
-    return response
+    detail = "/openapi.json has all paths and their methods"
+    if allowed is None:
+        return as_reply(plain(404, "Not Found", detail))
+    status, headers, body = as_reply(plain(405, "Method Not Allowed", detail))
+    return ServerReply(status, (*headers, ("allow", ", ".join(allowed))), body)
 
 
-async def _bug(request: Request, error: Exception) -> Response:
-    return as_response(bug(f"{request.method} {request.url.path}", error))
-
-
-def bug(what: str, error: Exception) -> Problem:
+def _bug(call: Call, error: Exception) -> Problem:
     """An error that nothing expected. Its outcome is unknown to the client, as with every 500."""
-    log.error("%s: %s: %s", what, type(error).__name__, error)
+    log.error("%s %s: %s: %s", call.head.route.method, call.head.route.path, type(error).__name__, error)
     return plain(500, "Internal Server Error", "this is a bug of fenced; its log says more")

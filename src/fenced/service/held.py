@@ -9,16 +9,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from fenced.runtime import clocks
 from fenced.service.bodies import AskBody, Turn, WaitingAnswer
 from fenced.service.namespaces import HeldRequest
-from fenced.service.replies import JSON, HeadersOfRequest, ServiceRequest
+from fenced.service.requests import RequestHeaders
 from fenced.values import timing
 
 HELD_SECONDS_MAX = 30.0
@@ -31,13 +28,13 @@ _WAIT = re.compile(r"(?:^|[,;])\s*wait\s*=\s*([0-9]{1,6}(?:\.[0-9]{0,6})?)\s*(?:
 _encode = msgspec.json.Encoder().encode
 
 
-def held_seconds(request: ServiceRequest, body: AskBody) -> float:
+def held_seconds(headers: RequestHeaders, body: AskBody) -> float:
     """How long the answer may be held: as `Prefer: wait=S` asks for.
 
     A client that does not renew its place itself is answered after half of the place's life: the service renews for
     nobody, because a client that is dead but still connected would keep its place.
     """
-    found = _WAIT.search(request.headers.get("prefer") or "")
+    found = _WAIT.search(headers.get("prefer") or "")
     if found is None:
         return 0.0
     limit = HELD_SECONDS_MAX if body.keeps else timing.waiter_ttl(body.ttl) / 2
@@ -54,7 +51,7 @@ class HeldAnswer:
     _answer: WaitingAnswer
     _began: float
 
-    def __init__(self, request: HeldRequest, seconds: float, headers: HeadersOfRequest) -> None:
+    def __init__(self, request: HeldRequest, seconds: float, headers: RequestHeaders) -> None:
         self.in_lines = LINES_MEDIA_TYPE in (headers.get("accept") or "")
         self._request = request
         self._seconds = seconds
@@ -98,40 +95,3 @@ class HeldAnswer:
         self._request.close()
         if self._timer is not None:
             self._timer.cancel()
-
-
-class HeldResponse(Response):
-    """A held answer on the long way of a request."""
-
-    def __init__(self, held: HeldAnswer) -> None:
-        super().__init__(status_code=202, headers=dict(LINES_HEADERS if held.in_lines else JSON))
-        del self.headers["content-length"]
-        self._held = held
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._respond(receive, send)
-        finally:
-            self._held.close()
-
-    async def _respond(self, receive: Receive, send: Send) -> None:
-        first = self._held.first
-        if first:
-            await send(self._start())
-            await send({"type": "http.response.body", "body": first, "more_body": True})
-        rest: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        gone: asyncio.Future[Any] = asyncio.ensure_future(receive())
-        self._held.then(rest.set_result)
-        try:
-            await asyncio.wait([gone, rest], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-        if not rest.done():
-            return
-        if not first:
-            self.headers["content-length"] = str(len(rest.result()))
-            await send(self._start())
-        await send({"type": "http.response.body", "body": rest.result()})
-
-    def _start(self) -> dict[str, object]:
-        return {"type": "http.response.start", "status": 202, "headers": self.raw_headers}

@@ -11,11 +11,10 @@ from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from fenced import __version__
 from fenced.errors import FencedError, Unavailable
+from fenced.http1.connections import ServerExchange
 from fenced.service.access import EVERYBODY, Principal
 from fenced.service.events import Events, ServiceEvent
 from fenced.service.namespaces import ServedNamespace, ServedNamespaces
@@ -40,6 +39,11 @@ PAGES_MAX = 100
 UNREAD_MAX = 100
 """How many changes may be waiting for a slow reader before its stream is ended. It comes back, and gets the state."""
 SAMPLES_MAX = 120
+STREAM_HEADERS = (
+    ("cache-control", "no-store"),
+    ("x-accel-buffering", "no"),  # a proxy must pass each event on at once
+    ("content-type", "text/event-stream; charset=utf-8"),
+)
 
 
 class OpenPage:
@@ -317,55 +321,64 @@ def _now() -> float:
     return datetime.now(UTC).timestamp()
 
 
-class LiveStream(Response):
+class LiveStream:
     """A stream of server-sent events, until its reader goes away or this instance stops."""
 
     def __init__(
         self, watch: WatchedNamespace, page: OpenPage, state: LiveState, names: Iterator[list[LiveName]]
     ) -> None:
-        super().__init__(media_type="text/event-stream")
-        del self.headers["content-length"]
-        self.headers["cache-control"] = "no-store"
-        self.headers["x-accel-buffering"] = "no"  # a proxy must pass each event on at once
         self._watch = watch
         self._page = page
         self._state = state
         self._names = names
+        self._flows = asyncio.Event()
+        self._flows.set()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.ensure_future(_disconnected(receive))
-        gone.add_done_callback(lambda _: self._page.put(None))
+    async def send(self, exchange: ServerExchange) -> None:
+        """Answer the request by this stream."""
+        exchange.on_gone = self._stop
+        exchange.on_pressure = self._press
+        if exchange.done:
+            self._stop()
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            if scope["method"] != "HEAD":
-                await self._begin(send)
+            exchange.begin(200, STREAM_HEADERS)
+            if exchange.head.method != b"HEAD":
+                await self._begin(exchange)
                 while (change := await self._page.unread.get()) is not None:
-                    await send(_piece("change", change))
-            await send({"type": "http.response.body", "body": b""})
+                    await self._write(exchange, "change", change)
+            exchange.end()
         finally:
-            gone.cancel()
             self._watch.pages.discard(self._page)
 
-    async def _begin(self, send: Send) -> None:
+    def _stop(self) -> None:
+        """The reader has gone."""
+        self._page.put(None)
+        self._flows.set()
+
+    def _press(self, stuck: bool) -> None:
+        if stuck:
+            self._flows.clear()
+        else:
+            self._flows.set()
+
+    async def _begin(self, exchange: ServerExchange) -> None:
         """The state has the last piece of the names, those before it come first. So it is complete when it arrives."""
         self._state.names = next(self._names, [])
         for piece in self._names:
-            await send(_piece("names", self._state.names))
+            await self._write(exchange, "names", self._state.names)
             await asyncio.sleep(BREAK_SECONDS)  # requests of clients come in between
             self._state.names = piece
-        await send(_piece("state", self._state))
+        await self._write(exchange, "state", self._state)
 
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _piece(
-    event: Literal["names", "state", "change"], data: list[LiveName] | LiveState | LiveChange
-) -> dict[str, object]:
-    body = b"event: %s\ndata: %s\n\n" % (event.encode(), msgspec.json.encode(data))
-    return {"type": "http.response.body", "body": body, "more_body": True}
+    async def _write(
+        self,
+        exchange: ServerExchange,
+        event: Literal["names", "state", "change"],
+        data: list[LiveName] | LiveState | LiveChange,
+    ) -> None:
+        """Send an event, as soon as the reader takes it. Meanwhile changes collect, up to UNREAD_MAX."""
+        await self._flows.wait()
+        exchange.write(b"event: %s\ndata: %s\n\n" % (event.encode(), msgspec.json.encode(data)))
 
 
 class Live:

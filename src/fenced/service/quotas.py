@@ -8,7 +8,8 @@ from typing import Literal
 from fenced.service.access import EVERYBODY, Principal
 from fenced.service.bodies import BatchBody, ReleaseBody, RenewBody, WithdrawBody
 from fenced.service.limits import KEEPING_TIMES, Limits, Rates, TokenLeases, retry_after
-from fenced.service.replies import NotAdmitted, ServiceRequest, plain
+from fenced.service.replies import NotAdmitted, plain
+from fenced.service.requests import Call
 from fenced.service.work import Work
 from fenced.values.model import Ask, BatchAnswer
 
@@ -23,7 +24,7 @@ class Quotas:
         self.rates = Rates()
         self._leases = TokenLeases()
 
-    def check_rate(self, request: ServiceRequest, by: Principal | None = None, body: object = None) -> None:
+    def check_rate(self, call: Call, by: Principal | None = None, body: object = None) -> None:
         """NotAdmitted if this client has to wait, because its requests are limited. `by` is None: nobody knows it.
 
         A request counts as all of its attempts. Renewals and ends of leases are counted separately: other requests of
@@ -32,7 +33,7 @@ class Quotas:
         rate = (by and by.rate) or self._limits.rate
         if rate is None:
             return
-        host = request.client.host if request.client else "unix"
+        host = call.client or "unix"
         client = f"unknown {host}" if by is None else f"address {host}" if by is EVERYBODY else by.id
         kind, cost = _counted(body)
         seconds = self.rates.wait(

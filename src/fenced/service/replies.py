@@ -1,47 +1,13 @@
-"""Requests and replies without a framework, for both ways of a request, and problem documents."""
+"""Replies of the service, and problem documents."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
-
-from msgspec import Struct
-from starlette.datastructures import Address
-from starlette.responses import Response
-
+from fenced.http1.writing import ServerReply
 from fenced.net.problems import Problem, plain_problem
-
-
-class HeadersOfRequest(Protocol):
-    """Headers by their names in lower case."""
-
-    @property
-    def raw(self) -> list[tuple[bytes, bytes]]: ...
-    def get(self, key: str, /) -> str | None: ...
-    def getlist(self, key: str) -> list[str]: ...
-
-
-class ServiceRequest(Protocol):
-    """What is used of a request without its body. Starlette's requests have it, and those of the short way."""
-
-    @property
-    def headers(self) -> HeadersOfRequest: ...
-    @property
-    def query_params(self) -> Mapping[str, str]: ...
-    @property
-    def path_params(self) -> dict[str, Any]: ...
-    @property
-    def client(self) -> Address | None: ...
-
-
-class ServiceReply(Struct):
-    status: int
-    headers: Sequence[tuple[str, str]]
-    body: bytes
-
 
 JSON = (("content-type", "application/json"),)
 """The headers of nearly all replies."""
+TEXT = (("content-type", "text/plain; charset=utf-8"),)
 
 
 class NotAdmitted(Exception):
@@ -59,5 +25,6 @@ def plain(status: int, title: str, detail: str) -> Problem:
     )
 
 
-def as_response(found: Problem | ServiceReply) -> Response:
-    return Response(found.body, found.status, dict(found.headers))
+def as_reply(found: Problem) -> ServerReply:
+    headers = tuple((name.lower(), value) for name, value in found.headers if name != "Content-Length")
+    return ServerReply(found.status, headers, found.body)

@@ -29,6 +29,8 @@ class ApiRoute(Struct, frozen=True):
     parameters: tuple[str, ...] = ("namespace", "realm")
     streams: bool = False
     """The answer is a stream of server-sent events."""
+    page: bool = False
+    """It belongs to the live page, and is no part of the API."""
 
 
 STAMP = ("Fenced-Stamp", "Fenced-Proof")

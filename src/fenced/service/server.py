@@ -1,4 +1,4 @@
-"""One instance as a process: uvicorn, the sockets that it listens on, and its end."""
+"""One instance as a process: signals, the sockets that it listens on, and its end."""
 
 from __future__ import annotations
 
@@ -11,24 +11,19 @@ import os
 import resource
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
-import uvicorn
-
 from fenced.errors import FencedError, Misconfigured
-from fenced.http1.server import ListenOptions, listening
+from fenced.http1.limits import HttpLimits
+from fenced.http1.server import HttpServer, ListenOptions, fast_loop, listening
 from fenced.net.filesystem import FileInUse
-from fenced.runtime.certificates import load_chain, server_context, why_not_now
 from fenced.runtime.supervised import notify
 from fenced.service.access import TokenFile, is_loopback
 from fenced.service.api import Api
-from fenced.service.connections import BoundedConnection
-from fenced.service.hot import connections_of
 from fenced.service.limits import Limits
 from fenced.service.namespaces import MakeAuthority, ServedNamespace
 from fenced.values.model import Standing
@@ -36,6 +31,8 @@ from fenced.values.model import Standing
 STOP_SECONDS = 10
 COLLECT_AFTER = 50_000
 """How many more objects than before there are when the collector runs."""
+LOOK_SECONDS = 0.1
+"""How often it looks whether the store has failed for good."""
 STANDBY_SECONDS = 0.1
 """How often a standby tries to open the file."""
 DESCRIPTORS_KEPT = 600
@@ -44,93 +41,81 @@ DESCRIPTORS_KEPT = 600
 log = logging.getLogger("fenced.service")
 
 
-class LeaseServer(uvicorn.Server):
-    """uvicorn, which answers the requests that are held as soon as it is asked to stop.
-
-    Without that it would wait for them, and then answer 500.
-    """
+class RunningInstance:
+    """An instance that listens. When it is asked to stop, it answers the requests that are held."""
 
     def __init__(self, api: Api, options: ListenOptions) -> None:
-        certificate = options.certificate
-        context = None if certificate is None else server_context(*certificate, options.client_ca)
-        super().__init__(
-            uvicorn.Config(
-                api.app,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                http=connections_of(api),
-                ws="none",
-                proxy_headers=False,  # everybody could write another address into them
-                timeout_keep_alive=round(api.limits.idle_time),
-                timeout_graceful_shutdown=STOP_SECONDS,
-                ssl_context_factory=None if context is None else lambda *_: context,
-            )
-        )
+        limits = api.limits
         self.api = api
-        api.scheme = "http" if certificate is None else "https"
-        self._certificate = certificate
-        self.context = context
+        api.scheme = "http" if options.certificate is None else "https"
+        self.http = HttpServer(
+            api,
+            options,
+            HttpLimits(
+                limits.connections,
+                request_time=limits.request_time,
+                body_time=limits.body_time,
+                idle_time=limits.idle_time,
+            ),
+        )
         self.failure: FencedError | None = None
         """Why the store has ended this instance."""
+        self.started, self._stopping, self._forced = (asyncio.Event() for _ in range(3))
 
     def stop(self) -> None:
         """Answer what is held, accept nothing more, and end when the requests under way are answered."""
-        self.force_exit = self.should_exit  # the second time it does not wait for them
-        self.should_exit = True
+        if self._stopping.is_set():
+            self._forced.set()  # the second time it does not wait for them
+        self._stopping.set()
         notify("STOPPING=1")
         self.api.send_on()
 
     def reload(self) -> None:
         """Read the tokens and the certificate again. What cannot be used is not: the old ones stay."""
-        for what, load in (
-            ("file of tokens", self.api.reload_tokens),
-            ("certificate", self._reload_certificate),
-        ):
+        for what, load in (("file of tokens", self.api.reload_tokens), ("certificate", self.http.reload)):
             try:
                 if load():
                     log.info("after SIGHUP the %s was read again", what)
             except (FencedError, OSError) as error:
                 log.error("after SIGHUP the old %s stays in use: %s", what, error)
-
-    def _reload_certificate(self) -> bool:
-        """Whether there is one. For new connections. Those that are open go on with the old one."""
-        if self._certificate is not None and self.context is not None:
-            # A failed attempt would leave the new certificate without a key, so the files are tried elsewhere first.
-            load_chain(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *self._certificate)
-            load_chain(self.context, *self._certificate)
-            self.warn_of_dates()
-        return self._certificate is not None
+        self.warn_of_dates()
 
     def warn_of_dates(self) -> None:
-        """Clients refuse a certificate that is not valid now. It may be replaced while this instance runs."""
-        if self._certificate is not None and self.context is not None:
-            why = why_not_now(self.context, self._certificate[0])
-            if why is not None:
-                log.warning("the certificate %s %s: clients refuse it", self._certificate[0], why)
+        if (why := self.http.why_not_now()) is not None:
+            log.warning("%s", why)
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        notify("READY=1")  # it accepts connections from here on
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until `stop`."""
+        try:
+            with self._signals():
+                await self.http.start(sockets)
+                notify("READY=1")  # it accepts connections from here on
+                self.started.set()
+                await self._stopped()
+                ending = asyncio.create_task(self.http.stop(STOP_SECONDS))
+                forced = asyncio.create_task(self._forced.wait())
+                await asyncio.wait([ending, forced], return_when=asyncio.FIRST_COMPLETED)
+                for each in (ending, forced):
+                    each.cancel()
+                await self.http.end()
+        finally:
+            await self.api.close()
 
-    async def on_tick(self, counter: int) -> bool:
-        """uvicorn calls it ten times a second."""
-        if self.failure is None and (refusal := self.api.namespaces.refusal) is not None:
-            # Nothing heals it here, and as long as this process lives no other one can have the files.
-            self.failure = refusal
-            log.error("%s; this instance ends, so that it is started again or a standby takes over", refusal)
-            self.stop()
-        if counter % 10 == 0:
-            now = asyncio.get_running_loop().time()
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, BoundedConnection):
-                    connection.end_if_late(now)
-        return await super().on_tick(counter)
+    async def _stopped(self) -> None:
+        """Wait for `stop`; or for a store that refuses everything."""
+        while not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), LOOK_SECONDS)
+            if self.failure is None and (refusal := self.api.namespaces.refusal) is not None:
+                # Nothing heals it here, and as long as this process lives no other one can have the files.
+                self.failure = refusal
+                log.error(
+                    "%s; this instance ends, so that it is started again or a standby takes over", refusal
+                )
+                self.stop()
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Stop by a signal, with status 0. uvicorn itself would end by the same signal after the stop."""
+    def _signals(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -143,12 +128,6 @@ class LeaseServer(uvicorn.Server):
         finally:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().serve(sockets)
-        finally:
-            await self.api.close()
 
 
 def serve(
@@ -182,7 +161,7 @@ def serve(
     )
     unprotected = tokens is None and options.client_ca is None and not options.any_host
     api.own_host_only = unprotected and options.address is not None and is_loopback(options.address[0])
-    server = LeaseServer(api, options)
+    server = RunningInstance(api, options)
 
     async def run() -> None:
         namespace, standing = await _opened(api, say if standby else None)
@@ -205,7 +184,7 @@ def serve(
         with _demo(_shown(options, sockets)[0]) if demo else contextlib.nullcontext():
             await server.serve(sockets)
 
-    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
         runner.run(run())
     return server.failure
 

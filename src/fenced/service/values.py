@@ -13,19 +13,20 @@ from pathlib import PurePath
 from typing import TypeVar
 
 import msgspec
-from starlette.responses import Response
 
 from fenced.client import registry
 from fenced.client.guarding import credential
 from fenced.errors import FencedError, Misuse, Refused, Unsupported, redacted
 from fenced.http.protocol import read_fence
+from fenced.http1.writing import ServerReply
 from fenced.net.problems import detail_of
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.logs import LimitedLog, OutageLog
 from fenced.service.bodies import MarkBody, WrittenBody
 from fenced.service.events import Events
 from fenced.service.metrics import Metrics
-from fenced.service.replies import ServiceRequest, as_response, plain
+from fenced.service.replies import JSON, as_reply, plain
+from fenced.service.requests import Call
 from fenced.values.contracts import NamedValues
 from fenced.values.model import TOKEN_MAX, Credential, check_name
 
@@ -111,33 +112,31 @@ class ServedValues:
 
     # Requests.
 
-    async def write(self, request: ServiceRequest, name: str, value: bytes) -> Response:
-        expect = _expected(request)
+    async def write(self, call: Call) -> ServerReply:
+        expect = _expected(call)
 
         async def work(guard: NamedValues) -> int:
-            stamp = _credential(request)
+            stamp = _credential(call)
             if stamp is None:
                 self._numbers.count("critical_write_without_token_total")
-            return await guard.write(stamp, name, value, expect=expect)
+            return await guard.write(stamp, call.name, call.body, expect=expect)
 
         version = await self._guarded(work)
-        return Response(
-            msgspec.json.encode(WrittenBody(version)), 200, {"etag": f'"{version}"'}, "application/json"
-        )
+        return ServerReply(200, (("etag", f'"{version}"'), *JSON), msgspec.json.encode(WrittenBody(version)))
 
-    async def read(self, request: ServiceRequest, name: str) -> Response:
+    async def read(self, call: Call) -> ServerReply:
         """With a stamp: announce, then read. Without: what is there, if a token as high as `at_least` was seen."""
-        at_least = _at_least(request)
+        at_least = _at_least(call)
 
-        async def work(guard: NamedValues) -> Response:
-            with_stamp = _credential(request, announcing=True)
-            found = await (guard.peek(name, at_least) if with_stamp is None else guard.read(with_stamp, name))
+        async def work(guard: NamedValues) -> ServerReply:
+            with_stamp = _credential(call, announcing=True)
+            found = await (
+                guard.peek(call.name, at_least) if with_stamp is None else guard.read(with_stamp, call.name)
+            )
             if found.value is None:
-                return as_response(plain(404, "There is no value", "nothing was written under this name yet"))
-            return Response(
-                found.value, 200, {"etag": f'"{found.version}"', "cache-control": "no-store"},
-                "application/octet-stream",
-            )  # fmt: skip
+                return as_reply(plain(404, "There is no value", "nothing was written under this name yet"))
+            headers = (("etag", f'"{found.version}"'), ("cache-control", "no-store"))
+            return ServerReply(200, (*headers, ("content-type", "application/octet-stream")), found.value)
 
         return await self._guarded(work)
 
@@ -164,14 +163,14 @@ class ServedValues:
             self._events.refused(self._guard.url, error)
 
 
-def _credential(request: ServiceRequest, *, announcing: bool = False) -> Credential | None:
-    fence = read_fence(request.headers.raw)
+def _credential(call: Call, *, announcing: bool = False) -> Credential | None:
+    fence = read_fence(call.headers.raw)
     return None if fence is None else credential(fence, announcing=announcing)
 
 
-def _expected(request: ServiceRequest) -> int | None:
+def _expected(call: Call) -> int | None:
     """The version that the value must still have: `If-Match: "3"`, or `If-None-Match: *` for none; None: any."""
-    match, none = request.headers.getlist("if-match"), request.headers.getlist("if-none-match")
+    match, none = call.headers.getlist("if-match"), call.headers.getlist("if-none-match")
     if not match and not none:
         return None
     if not match and none == ["*"]:
@@ -184,8 +183,8 @@ def _expected(request: ServiceRequest) -> int | None:
     return int(found[1])
 
 
-def _at_least(request: ServiceRequest) -> int:
-    text = request.query_params.get("at_least", "0")
+def _at_least(call: Call) -> int:
+    text = call.query.get("at_least", "0")
     if not (text.isascii() and text.isdigit() and len(text) <= 16 and int(text) <= TOKEN_MAX):
         raise Misuse(f"at_least is a token, from 0 to {TOKEN_MAX}")
     return int(text)

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, unquote
 
-from starlette.requests import Request, cookie_parser
-from starlette.responses import Response
-from starlette.routing import Route
-
 from fenced.errors import FencedError, Unavailable
+from fenced.http1.heads import BadMessage
+from fenced.http1.writing import ServerReply
 from fenced.service.access import EVERYBODY
-from fenced.service.replies import NotAdmitted, as_response
+from fenced.service.routes import ApiRoute
 from fenced.values.model import NameView, Standing
 
 if TYPE_CHECKING:
     from fenced.service.access import Principal, TokenFile
     from fenced.service.api import Api
-    from fenced.service.replies import HeadersOfRequest
+    from fenced.service.requests import Call, RequestHeaders
 
 OPERATOR_HEADER = "fenced-operator"
 """A page of another site cannot send it: a browser would ask first, and the answer is no."""
 COOKIE = "fenced_token"
 ROWS_WITHOUT_SCRIPT = 200
-FORM_BYTES_MAX = 4096
 
 _FOLDER = files(__name__)
 _PAGE, _LOGIN, _NOTICE = (
@@ -37,43 +33,69 @@ _ASSETS = {
     name: ("text/css" if name.endswith(".css") else "text/javascript", (_FOLDER / name).read_bytes())
     for name in ("live.css", "live.js", "lanes.js", "words.js")
 }
-_HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "same-origin",
-    "cache-control": "no-cache",
-}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = (
+    ("content-security-policy", _POLICY),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "same-origin"),
+    ("cache-control", "no-cache"),
+)
+PAGE_ROUTES = (
+    ApiRoute("GET", "/", "show", "The live page", None, page=True),
+    ApiRoute("POST", "/login", "log_in", "Log in by a token", None, bytes, page=True),
+    ApiRoute("POST", "/logout", "log_out", "Forget the token", None, page=True),
+    *(ApiRoute("GET", f"/{name}", "asset", "A part of the live page", None, page=True) for name in _ASSETS),
+)
 
 
-def logged_in(headers: HeadersOfRequest, tokens: TokenFile) -> Principal | None:
+def logged_in(headers: RequestHeaders, tokens: TokenFile) -> Principal | None:
     """Who has logged in. A request with an Authorization header is judged by that alone."""
     cookies = headers.get("cookie")
     if cookies is None or headers.get("authorization") is not None:
         return None
-    return tokens.shown(unquote(cookie_parser(cookies).get(COOKIE, "")))
+    pairs = (each.strip().partition("=") for each in cookies.split(";"))
+    found = {name: value.strip() for name, _, value in pairs}
+    return tokens.shown(unquote(found.get(COOKIE, "")))
 
 
-def is_wanted(headers: HeadersOfRequest) -> bool:
+def is_wanted(headers: RequestHeaders) -> bool:
     """Whether an operator's request was not made by a page of another site."""
     by_browser = headers.get("origin") is not None or headers.get("cookie") is not None
     return not by_browser or headers.get(OPERATOR_HEADER) is not None
 
 
-def routes(api: Api) -> list[Route]:
+class LivePage:
     """What belongs to the page alone, and is no part of the API."""
 
-    async def page(request: Request) -> Response:
-        namespace = request.query_params.get("namespace", "default")
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    async def answer(self, call: Call, body: bytes | BadMessage) -> ServerReply:
+        """Answer a request of PAGE_ROUTES."""
+        if call.head.route.handler == "asset":
+            media_type, content = _ASSETS[call.head.route.path[1:]]
+            return ServerReply(200, (*_HEADERS, ("content-type", f"{media_type}; charset=utf-8")), content)
+        self._api.check_site(call)
+        if call.head.route.handler == "log_in":
+            return self._log_in(call, body)
+        if call.head.route.handler == "log_out":
+            return ServerReply(303, (("location", "./"), self._cookie(call, "", "; Max-Age=0")), b"")
+        return await self._show(call)
+
+    async def _show(self, call: Call) -> ServerReply:
+        api, namespace, by = self._api, call.query.get("namespace", "default"), EVERYBODY
         if api.tokens is not None:
-            by = logged_in(request.headers, api.tokens)
-            api.quotas.check_rate(request, by)
-            if by is None or not by.may("observe", namespace):
-                refused = "This token may not read this namespace." if by else ""
-                return _login(namespace, refused, 403 if by else 401)
+            known = logged_in(call.headers, api.tokens)
+            api.quotas.check_rate(call, known)
+            if known is None or not known.may("observe", namespace):
+                refused = "This token may not read this namespace." if known else ""
+                return _login(namespace, refused, 403 if known else 401)
+            by = known
         else:
-            by = EVERYBODY
-            api.quotas.check_rate(request, by)
+            api.quotas.check_rate(call, by)
         try:
             served = await api.namespaces.get(namespace, by=by)
             looker = await served.looker()
@@ -86,75 +108,39 @@ def routes(api: Api) -> list[Route]:
         fields = _fields(namespace, looker.url, standing, shows_log_out=by is not EVERYBODY)
         return _html(_PAGE, 200, {**fields, "rows": _rows(views), "namespaces": _links(readable, namespace)})
 
-    async def log_in(request: Request) -> Response:
-        namespace = request.query_params.get("namespace", "default")
-        api.quotas.check_rate(request)
-        if api.tokens is None:
-            return Response(status_code=303, headers={"location": "./"})
-        form = bytearray()
-        async for piece in request.stream():
-            form += piece
-            if len(form) > FORM_BYTES_MAX:
-                return _login(namespace, "That is no token.", 401)
+    def _log_in(self, call: Call, form: bytes | BadMessage) -> ServerReply:
+        namespace, tokens = call.query.get("namespace", "default"), self._api.tokens
+        self._api.quotas.check_rate(call)
+        if tokens is None:
+            return ServerReply(303, (("location", "./"),), b"")
+        if isinstance(form, BadMessage):
+            return _login(namespace, "That is no token.", 401)
         token = parse_qs(form.decode("latin-1")).get("token", [""])[0].strip()
-        by = api.tokens.shown(token)
+        by = tokens.shown(token)
         if by is None:
             return _login(namespace, "This token is not known.", 401)
         if by.namespaces and namespace not in by.namespaces:
             namespace = by.namespaces[0]
-        response = Response(status_code=303, headers={"location": f"./?namespace={quote(namespace)}"})
-        _set_cookie(request, response, quote(token, safe=""))
-        return response
+        cookie = self._cookie(call, quote(token, safe=""))
+        return ServerReply(303, (("location", f"./?namespace={quote(namespace)}"), cookie), b"")
 
-    async def log_out(request: Request) -> Response:
-        response = Response(status_code=303, headers={"location": "./"})
-        _set_cookie(request, response, "", max_age=0)
-        return response
-
-    def own(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """For this site only."""
-
-        async def checked(request: Request) -> Response:
-            try:
-                api.check_site(request)
-                return await endpoint(request)
-            except NotAdmitted as error:
-                return as_response(error.problem)
-
-        return checked
-
-    return [
-        Route("/", own(page), methods=["GET"]),
-        Route("/login", own(log_in), methods=["POST"]),
-        Route("/logout", own(log_out), methods=["POST"]),
-        *(Route(f"/{name}", _asset(name), methods=["GET"]) for name in _ASSETS),
-    ]
+    def _cookie(self, call: Call, value: str, more: str = "") -> tuple[str, str]:
+        """For this page only: its path is the one under which the page is served."""
+        # A gateway that terminates TLS says so in the header. A client that lies there only harms its own log-in.
+        secure = "https" in (self._api.scheme, call.headers.get("x-forwarded-proto"))
+        return (
+            "set-cookie",
+            f"{COOKIE}={value}; HttpOnly{more}; SameSite=strict{'; Secure' if secure else ''}",
+        )
 
 
-def _set_cookie(request: Request, response: Response, value: str, max_age: int | None = None) -> None:
-    """For this page only: its path is the one under which the page is served."""
-    # A gateway that terminates TLS says so in the header. A client that lies there only harms its own log-in.
-    secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
-    response.set_cookie(
-        COOKIE, value, max_age=max_age, path=None, secure=secure, httponly=True, samesite="strict"
-    )
-
-
-def _asset(name: str) -> Callable[[Request], Awaitable[Response]]:
-    media_type, content = _ASSETS[name]
-
-    async def asset(request: Request) -> Response:
-        return Response(content, 200, _HEADERS, media_type)
-
-    return asset
-
-
-def _login(namespace: str, message: str, status: int) -> Response:
+def _login(namespace: str, message: str, status: int) -> ServerReply:
     return _html(_LOGIN, status, {"namespace": quote(namespace), "message": escape(message)})
 
 
-def _html(template: Template, status: int, fields: dict[str, str]) -> Response:
-    return Response(template.substitute(fields), status, _HEADERS, "text/html")
+def _html(template: Template, status: int, fields: dict[str, str]) -> ServerReply:
+    headers = (*_HEADERS, ("content-type", "text/html; charset=utf-8"))
+    return ServerReply(status, headers, template.substitute(fields).encode())
 
 
 def _fields(namespace: str, store: str, standing: Standing, *, shows_log_out: bool) -> dict[str, str]:
