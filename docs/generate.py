@@ -20,6 +20,7 @@ RECORDS = ROOT / "docs" / "decisions"
 sys.path.insert(0, str(ROOT))  # docs/testing.md lists the planted bugs, which are with the tests
 
 import fenced_testkit  # noqa: E402
+from docs import proofs  # noqa: E402
 from fenced import errors, testing  # noqa: E402 (the line above comes first)
 from fenced.cli import exits  # noqa: E402
 from fenced.client.registry import BUILT_IN, Kind, one_per_class  # noqa: E402
@@ -250,6 +251,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "guard outage checks": lambda: check_table(fenced_testkit.GUARD_OUTAGE_CHECKS),
     "guard failover checks": lambda: check_table(fenced_testkit.GUARD_FAILOVER_CHECKS),
     "planted bugs": bug_table,
+    "theorems": lambda: proofs.theorem_table(table),
+    "mistakes in the decision": lambda: proofs.mistake_table(table),
+    "models": lambda: proofs.model_table(table),
+    "limits": proofs.limit_stories,
+    "mistakes in the protocol": proofs.wrong_stories,
     "problems": problem_table,
 }
 
