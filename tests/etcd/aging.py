@@ -58,7 +58,7 @@ class Time:
 
     def bind(self, authority: EtcdAuthority, runtime: Runtime) -> EtcdAuthority:
         leases = AgingLeases(authority._wire, runtime, self.ages)
-        authority._leases = authority._sessions.leases = authority._reader._leases = leases
+        authority._pool.leases = leases
         return authority
 
     def pass_by(self, seconds: float) -> None:

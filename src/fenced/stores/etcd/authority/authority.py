@@ -1,4 +1,4 @@
-"""Leases in etcd: one transaction per operation, wake-ups by watches, and all names of a client on one lease."""
+"""Leases in etcd: one transaction per operation, wake-ups by watches, and an etcd lease for each attempt."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import ClassVar
 from fenced.leases.rules import NAMESPACE_ORDER, made_final
 from fenced.stores.etcd.address import EtcdAddress
 from fenced.stores.etcd.authority import probe
+from fenced.stores.etcd.authority.asking import Asking
 from fenced.stores.etcd.authority.attempts import Attempts
-from fenced.stores.etcd.authority.leases import Leases, Sessions
+from fenced.stores.etcd.authority.ending import Ending
+from fenced.stores.etcd.authority.handing import HandingOver
+from fenced.stores.etcd.authority.keys import Phase
+from fenced.stores.etcd.authority.leases import LeasePool, Leases
 from fenced.stores.etcd.authority.looking import QueueReader
 from fenced.stores.etcd.authority.namespace import Namespace
-from fenced.stores.etcd.authority.renewing import EtcdRenewal
+from fenced.stores.etcd.authority.renewing import Renewing
 from fenced.stores.etcd.authority.watching import EtcdWakeups
 from fenced.stores.etcd.wire import messages
 from fenced.stores.etcd.wire.cluster import CONNECTIONS_MAX, EtcdWire
@@ -43,7 +47,7 @@ class EtcdAuthority:
         Trait("quorum", "A token is on the disks of a majority before it is handed out."),
         Trait(
             "sessions",
-            "All names of a client with the same ttl share one etcd lease, and expire with their client.",
+            "Each attempt has an etcd lease, which any client can renew. After a release the next attempt uses it.",
         ),
         Trait(
             "ttl",
@@ -73,11 +77,18 @@ class EtcdAuthority:
         self._runtime = runtime
         self._wire = EtcdWire(address, runtime)
         self._space = Namespace(self._wire, check_name(namespace), runtime.secret)
-        self._leases = Leases(self._wire, runtime)
-        self._sessions = Sessions(self._leases, runtime)
-        self._reader = QueueReader(self._space, self._leases)
+        self._pool = LeasePool(Leases(self._wire, runtime), runtime)
+        self._reader = QueueReader(self._space, self._pool)
         self._wakeups = EtcdWakeups(self._wire, runtime)
-        self._attempts = Attempts(self._space, self._sessions, self._reader, self._wakeups, runtime)
+        self._attempts = Attempts(self._space, self._wakeups)
+        handing = HandingOver(self._space, self._pool, self._attempts, self._wakeups)
+        self._ending = Ending(self._space, self._pool, self._attempts, handing, self._reader, runtime.now)
+        self._asking = Asking(
+            self._space, self._pool, self._attempts, self._ending, self._reader, self._wakeups, runtime.now
+        )
+        self._renewing = Renewing(
+            self._space, self._pool, self._attempts, self._asking, self._wakeups, runtime.now
+        )
 
     @classmethod
     def at(cls, url: str, runtime: Runtime, namespace: str) -> EtcdAuthority:
@@ -102,22 +113,17 @@ class EtcdAuthority:
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         doubts, until = self._space.doubts, self._until(until)
-        answer = await self._attempts.ask(ask, until)
+        answer = await self._asking.ask(ask, until)
         return answer if doubts == self._space.doubts else await made_final(answer, ask, self, until)
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
-        publics = [grant_id(secret) for secret in secrets]
-        now = self._runtime.now
-        batch = EtcdRenewal(
-            self._space, self._sessions, self._attempts, self._wakeups, now, self._until(until)
-        )
-        return await batch.run(publics) if publics else []
+        return await self._renewing.renew([grant_id(secret) for secret in secrets], self._until(until))
 
     async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
-        return await self._attempts.finish(secret, "released", self._until(until), keep)
+        return await self._ending.finish(grant_id(secret), Phase.RELEASED, self._until(until), keep)
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._attempts.finish(secret, "withdrawn", self._until(until))
+        return await self._ending.finish(grant_id(secret), Phase.WITHDRAWN, self._until(until))
 
     async def next_wakeups(self, until: float) -> list[str]:
         return await self._wakeups.next_wakeups(until)
@@ -136,14 +142,13 @@ class EtcdAuthority:
         return await self._reader.observe(check_name(name), self._until(until))
 
     async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
-        return await self._attempts.force(check_name(name), token, self._until(until))
+        return await self._ending.force(check_name(name), token, self._until(until))
 
     async def raise_floor(self, above: int, until: float | None = None) -> int:
         return await self._space.raise_floor(check_floor(above), self._until(until))
 
     async def tidy(self, until: float | None = None) -> int:
-        """End attempts that are due. Nothing else is needed: etcd deletes all other records with their leases."""
-        await self._attempts.settle(self._until(until))
+        """Nothing to do: etcd deletes all records with their leases."""
         return 0
 
     async def close(self) -> None:
@@ -160,5 +165,5 @@ class EtcdAuthority:
     def forked(self) -> None:
         self._wire.forked()
         self._wakeups.forked()
-        self._sessions.forked()
-        self._attempts.forked()
+        self._pool.clear()  # the parent goes on with these leases, and with its attempts
+        self._attempts.clear()

@@ -7,7 +7,6 @@ All keys of a namespace begin with `fenced/NAMESPACE` and a zero byte, which no 
     n 0 NAME 0 c                  the claim of the holder
     n 0 NAME 0 d                  a lock_delay: nobody is granted the name while this key exists
     n 0 NAME 0 q TICKET PUBLIC    a place in the queue; a holder that came through the queue keeps it to the end
-    f 0 NAME                      lowest live ticket, cached for new clients; expires with the attempt records
 
 So a place is blocked exactly by the keys that sort before it under the same name, and a name without keys is free.
 No name is a prefix of another name's keys, and names sort by their bytes. All claims of a name have the same key:
@@ -19,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -28,7 +28,21 @@ from fenced.stores.etcd.claims import ROOT, ClaimKeys, claimed_by
 from fenced.values.model import Holder
 
 CLAIM, DELAY, PLACE = b"c", b"d", b"q"
-GRANTED, WAITING, EXPIRED = "granted", "waiting", "expired"
+
+
+class Phase(StrEnum):
+    """Where an attempt is in its life. It only moves forward: waiting, granted, one of the others."""
+
+    WAITING = "waiting"
+    GRANTED = "granted"
+    RELEASED = "released"
+    WITHDRAWN = "withdrawn"
+    REVOKED = "revoked"
+    EXPIRED = "expired"
+
+    @property
+    def is_live(self) -> bool:
+        return self in (Phase.WAITING, Phase.GRANTED)
 
 
 class KeyKind(NamedTuple):
@@ -51,9 +65,6 @@ class Keys(ClaimKeys):
     def attempt(self, public: str) -> bytes:
         return self._attempts + public.encode()
 
-    def floor(self, name: str) -> bytes:
-        return b"%bf\0%b" % (self.start, name.encode())
-
     def under(self, name: str) -> bytes:
         """Where the keys of a name begin."""
         return b"%b%b\0" % (self._names, name.encode())
@@ -68,16 +79,12 @@ class Keys(ClaimKeys):
     def place(self, name: str, ticket: int, public: str) -> bytes:
         return b"%b%b\0q%016x%b" % (self._names, name.encode(), ticket, public.encode())
 
-    def claim_or_place(self, name: str, public: str, record: KeyRecord) -> bytes:
-        """The key of a live attempt under one of its names: its claim if it is granted, else its place."""
-        return self.claim(name) if record.state == GRANTED else self.place(name, record.ticket, public)
-
     def places_of(self, names: tuple[str, ...], ticket: int, public: str) -> list[bytes]:
         return [self.place(name, ticket, public) for name in names]
 
-    def places(self, name: str, ticket: int = 0) -> bytes:
-        """Where the queue of a name begins, or the part of it from a ticket on."""
-        return b"%b%b\0q%b" % (self._names, name.encode(), b"%016x" % ticket if ticket else b"")
+    def places(self, name: str) -> bytes:
+        """Where the queue of a name begins."""
+        return b"%b%b\0q" % (self._names, name.encode())
 
     def spot(self, key: bytes) -> KeyKind:
         """Parse a key under a name."""
@@ -127,7 +134,7 @@ class Meta(NamedTuple):
 class KeyRecord:
     """An attempt as it is stored. The token of a granted one is the revision that wrote it, plus `offset`."""
 
-    state: str
+    phase: Phase
     names: tuple[str, ...]
     ttl: float
     delay: float = 0.0
@@ -141,7 +148,7 @@ class KeyRecord:
     offset: int = 0
 
     def written(self) -> bytes:
-        fields: dict[str, Any] = {"state": self.state, "names": self.names, "ttl": self.ttl}
+        fields: dict[str, Any] = {"state": self.phase, "names": self.names, "ttl": self.ttl}
         if self.holder is not None:
             fields["holder"] = holder_fields(self.holder)
             for field in ("delay", "hold", "seconds", "queue", "ticket", "delayed", "offset"):
@@ -152,14 +159,30 @@ class KeyRecord:
     @classmethod
     def read(cls, value: bytes) -> KeyRecord:
         fields = json.loads(value)
-        fields["names"] = tuple(fields["names"])
+        fields["phase"], fields["names"] = Phase(fields.pop("state")), tuple(fields["names"])
         if "holder" in fields:
             fields["holder"] = holder_of(fields["holder"])
         return cls(**fields)
 
-    def ended(self, state: str) -> KeyRecord:
+    def granted(self, hold: int, seconds: int, delayed: int, offset: int) -> KeyRecord:
+        """The record of a grant of this attempt, on these etcd leases."""
+        return KeyRecord(
+            Phase.GRANTED,
+            self.names,
+            self.ttl,
+            self.delay,
+            self.holder,
+            hold,
+            seconds,
+            self.queue,
+            self.ticket,
+            delayed,
+            offset,
+        )
+
+    def ended(self, phase: Phase) -> KeyRecord:
         """The record that is kept after its end; without the holder."""
-        return KeyRecord(state, self.names, self.ttl)
+        return KeyRecord(phase, self.names, self.ttl)
 
 
 class ClaimInfo(NamedTuple):

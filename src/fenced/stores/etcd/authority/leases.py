@@ -1,11 +1,13 @@
-"""etcd's leases: per client and ttl, one for all held names and one for places in queues; others for records.
+"""etcd's leases: one for the names of each attempt, one for its places in queues; others, shared, for records.
 
-A holder believes in a name until the end of the lease's last confirmed keep-alive, however late the name was attached.
+So etcd itself ends an attempt that nobody renews, and any client that reads the record of an attempt can renew it.
+After a release that certainly deleted its keys, an etcd lease has none and is used again: an acquire then makes none.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +16,6 @@ from fenced.stores.etcd.wire import messages
 from fenced.stores.etcd.wire.cluster import EtcdWire, LeaseExists
 from fenced.values import timing
 from fenced.values.contracts import Runtime
-from fenced.values.model import Holder
 
 BUCKET_SECONDS = 10
 """Records of attempts that end within this many seconds share one etcd lease, and are deleted together."""
@@ -27,21 +28,23 @@ class EtcdLease:
     id: int
     seconds: int
     confirmed: float = -math.inf
+    asked: int = 0
+    """The ttl that this client asked for when it made the lease; 0: another client has made it."""
 
     @property
     def until(self) -> float:
         return self.confirmed + self.seconds
 
 
-class EtcdSession(NamedTuple):
-    """The etcd lease for the names of one client; with a lock_delay, also the lease that blocks them afterwards."""
+class HoldLeases(NamedTuple):
+    """The etcd lease of an attempt's names; with a lock_delay, also the lease that blocks them afterwards."""
 
     hold: EtcdLease
-    delayed: EtcdLease | None
+    delayed: EtcdLease | None = None
 
-    def all(self) -> list[EtcdLease]:
-        """In the order in which they are kept alive: so the lease of a delay always outlives the lease of the names."""
-        return [self.hold] if self.delayed is None else [self.delayed, self.hold]
+    @property
+    def delay_id(self) -> int:
+        return self.delayed.id if self.delayed is not None else 0
 
 
 class Leases:
@@ -59,12 +62,12 @@ class Leases:
         try:
             reply = await self._wire.call(messages.LEASE_GRANT, messages.lease_grant(lease, seconds), until)
         except LeaseExists:
-            return EtcdLease(lease, seconds, sent)
+            return EtcdLease(lease, seconds, sent, seconds)
         _, given = messages.lease_reply(reply)
-        return EtcdLease(lease, given, sent)
+        return EtcdLease(lease, given, sent, seconds)
 
     async def keep_alive(self, leases: Iterable[EtcdLease], until: float) -> set[int]:
-        """Prolong them all, in one stream; returns the ids of those that are alive."""
+        """Prolong them all, in one stream and in this order; returns the ids of those that are alive."""
         chosen = {lease.id: lease for lease in leases}
         if not chosen:
             return set()
@@ -73,9 +76,8 @@ class Leases:
         replies = await self._wire.exchange(messages.LEASE_KEEP_ALIVE, requests, until)
         alive = set()
         for lease, seconds in map(messages.lease_reply, replies):
-            if (
-                seconds > 0 and lease in chosen
-            ):  # for a lease that is gone, the reply is a time of 0, not an error
+            # For a lease that is gone, the reply is a time of 0, not an error.
+            if seconds > 0 and lease in chosen:
                 chosen[lease].seconds, chosen[lease].confirmed = seconds, sent
                 alive.add(lease)
         return alive
@@ -85,64 +87,71 @@ class Leases:
         reply = await self._wire.call(messages.LEASE_TIME_TO_LIVE, messages.time_to_live(lease), until)
         return messages.lease_reply(reply)[1]
 
-    async def keys(self, lease: int, until: float) -> set[bytes]:
-        """The keys that are attached to a lease; none if it is gone."""
-        request = messages.time_to_live(lease, keys=True)
-        reply = await self._wire.call(messages.LEASE_TIME_TO_LIVE, request, until)
-        return messages.attached_keys(reply) if messages.lease_reply(reply)[1] >= 0 else set()
 
+class LeasePool:
+    """The etcd leases that this client has made and no attempt uses, and those of the records.
 
-class Sessions:
-    """This client's etcd leases, by purpose. Created when needed, forgotten when gone."""
+    Safe from many threads: an idle lease is taken out by one atomic operation, so no two attempts get the same one.
+    """
 
     def __init__(self, leases: Leases, runtime: Runtime) -> None:
         self.leases = leases
         self._now = runtime.now
-        self.made: set[int] = set()
-        """Ids of all etcd leases that ever carried names or places of this client: a few, plus one per expiry."""
-        self.prolonged = 0
-        """Counts how often an ask prolonged a lease."""
-        self.forget_all()
+        self.clear()
 
-    def forked(self) -> None:
-        self.made.clear()
-        self.forget_all()
+    def clear(self) -> None:
+        """Forget them all: one of them is gone at the server, or they are those of a parent process."""
+        self._idle: dict[tuple[int, int], deque[HoldLeases]] = {}
+        self._of_records: dict[int, tuple[EtcdLease, float]] = {}
+        """By ttl: the lease, and when it was made. It is confirmed later for attempts that live on."""
 
-    def forget_all(self) -> None:
-        self._sessions: dict[tuple[str, int, int], EtcdSession] = {}
-        self._memories: dict[int, tuple[EtcdLease, float]] = {}
+    async def take(self, ttl: float, until: float, delay: float = 0.0) -> HoldLeases:
+        """Leases without any keys, confirmed recently, so that most of their time is left."""
+        key = (math.ceil(ttl), math.ceil(delay))
+        if (idle := self._idle.get(key)) is not None:
+            while idle:
+                try:
+                    found = idle.pop()
+                except IndexError:  # another thread has taken the last one
+                    break
+                if self._is_fresh(found.hold):
+                    return found
+        # In this order: the lease of a delay begins later, so it outlives that of the names by the whole delay.
+        hold = await self.leases.grant(key[0], until)
+        delayed = await self.leases.grant(hold.seconds + key[1], until) if key[1] else None
+        return HoldLeases(hold, delayed)
 
-    async def holding(self, holder: Holder, ttl: float, delay: float, until: float) -> EtcdSession:
-        """A session of this ttl, confirmed recently, so that most of its time is left."""
-        key = (holder.id, math.ceil(ttl), math.ceil(delay))
-        session = self._sessions.get(key)
-        if session is not None and session.hold.until > self._now():  # an expired one would restart its delay
-            fresh = self._now() - session.hold.confirmed <= session.hold.seconds / 3
-            if fresh:
-                return session
-            self.prolonged += 1
-            if len(await self.leases.keep_alive(session.all(), until)) == len(session.all()):
-                return session
-        hold = await self.leases.grant(key[1], until)
-        delayed = await self.leases.grant(hold.seconds + key[2], until) if key[2] else None
-        self.made.add(hold.id)
-        session = self._sessions[key] = EtcdSession(hold, delayed)
-        return session
+    def give(self, leases: HoldLeases) -> None:
+        """Take these back. Only for leases whose keys are certainly deleted, and of which no write is under way.
 
-    async def queueing(self, holder: Holder, ttl: float, until: float) -> EtcdLease:
-        """The etcd lease of places in queues. It is shorter than a hold's: a silent waiter loses its place early."""
-        return (await self.holding(holder, timing.waiter_ttl(ttl), 0.0, until)).hold
+        Otherwise another attempt would live on keys that are not its own. In doubt a lease is dropped: etcd ends it.
+        """
+        hold, delayed = leases
+        if not hold.asked:  # another client made it, for a ttl that we do not know
+            return
+        key = (hold.asked, delayed.asked - hold.seconds if delayed is not None else 0)
+        idle = self._idle.setdefault(key, deque())
+        while idle and not self._is_fresh(idle[0].hold):
+            try:
+                # If another thread was faster, this drops a fresh one: nothing is lost but a later request.
+                idle.popleft()
+            except IndexError:
+                break
+        idle.append(leases)
 
-    async def memory(self, ttl: float, until: float) -> EtcdLease:
+    def _is_fresh(self, lease: EtcdLease) -> bool:
+        return self._now() - lease.confirmed <= lease.seconds / 3
+
+    async def of_record(self, ttl: float, until: float) -> EtcdLease:
         """The etcd lease for the record of an attempt that begins or ends now."""
         seconds = math.ceil(timing.remember_for(ttl)) + BUCKET_SECONDS
-        known = self._memories.get(seconds)
+        known = self._of_records.get(seconds)
         if known is not None and self._now() - known[1] < BUCKET_SECONDS:
             return known[0]
         lease = await self.leases.grant(seconds, until)
-        self._memories[seconds] = (lease, lease.confirmed)
+        self._of_records[seconds] = (lease, lease.confirmed)
         return lease
 
-    def needs_keeping(self, memory: EtcdLease) -> bool:
+    def needs_keeping(self, record_lease: EtcdLease) -> bool:
         """Whether this lease would end before a record of a live attempt may be deleted."""
-        return self._now() - memory.confirmed > BUCKET_SECONDS
+        return self._now() - record_lease.confirmed > BUCKET_SECONDS

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fenced.stores.etcd.authority.keys import CLAIM, DELAY, PLACE, ClaimInfo, KeyRecord, is_claim
-from fenced.stores.etcd.authority.leases import Leases
+from fenced.stores.etcd.authority.leases import LeasePool
 from fenced.stores.etcd.authority.namespace import Namespace
 from fenced.stores.etcd.wire.messages import TXN_OPS_MAX, Found, KeyValue, get
 from fenced.values.model import HeldBy, NameView, Waiter
@@ -30,21 +30,19 @@ class QueueView:
 class QueueReader:
     """The reading side of a namespace."""
 
-    def __init__(self, space: Namespace, leases: Leases) -> None:
+    def __init__(self, space: Namespace, pool: LeasePool) -> None:
         self._space = space
-        self._leases = leases
+        self._pool = pool
 
-    async def ahead(
-        self, names: Sequence[str], ends: Sequence[bytes], until: float, floor: int = 0
-    ) -> QueueView:
-        """Read the keys of each name up to the given end; of its queue, only from ticket `floor` on."""
+    async def ahead(self, names: Sequence[str], ends: Sequence[bytes], until: float) -> QueueView:
+        """Read the keys of each name up to the given end."""
         keys, view = self._space.keys, QueueView()
         at_once = TXN_OPS_MAX // LOOK_OPS
         for start in range(0, len(names), at_once):
             part = range(start, min(start + at_once, len(names)))
             gets: list[bytes] = []
             for index in part:
-                name, queue = names[index], keys.places(names[index], floor)
+                name, queue = names[index], keys.places(names[index])
                 gets += [
                     get(keys.under(name), keys.places(name)),
                     get(queue, ends[index], last=True),
@@ -53,7 +51,7 @@ class QueueReader:
             reply = await self._space.read(gets, until)
             for held, last, places in zip(*[iter(reply.found)] * LOOK_OPS, strict=True):
                 self._add(view, held, last.first, reply.header.revision)
-                view.ahead = max(view.ahead, places.total - self._holds_a_place(held, floor))
+                view.ahead = max(view.ahead, places.total - self._holds_a_place(held))
         return view
 
     def _add(self, view: QueueView, held: Found, last: KeyValue | None, revision: int) -> None:
@@ -66,16 +64,16 @@ class QueueReader:
         kv = held.first
         return kv if kv is not None and self._space.keys.spot(kv.key).kind == CLAIM else None
 
-    def _holds_a_place(self, held: Found, floor: int) -> bool:
+    def _holds_a_place(self, held: Found) -> bool:
         """Whether the counted places include the holder's: it came through the queue and kept its place."""
         claim = self._claim(held)
-        return claim is not None and ClaimInfo.read(claim.value).ticket >= max(floor, 1)
+        return claim is not None and ClaimInfo.read(claim.value).ticket > 0
 
     async def held_by(self, claim: KeyValue | None, until: float) -> HeldBy | None:
         """The holder; None if its lease has just ended."""
         if claim is None:
             return None
-        left = await self._leases.left(claim.lease, until)
+        left = await self._pool.leases.left(claim.lease, until)
         if left < 0:
             return None
         records = await self._records([claim], until)
@@ -122,7 +120,7 @@ class QueueReader:
         left: dict[int, int] = {}
         for kv in (kv for group in names.values() for kv in group):
             if kv.lease not in left:
-                left[kv.lease] = await self._leases.left(kv.lease, until)
+                left[kv.lease] = await self._pool.leases.left(kv.lease, until)
         records = await self._records((kv for group in names.values() for kv in group), until, many=True)
         return [self._view(name, group, left, records) for name, group in names.items()]
 

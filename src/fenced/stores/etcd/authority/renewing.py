@@ -1,214 +1,179 @@
-"""Renewing leases and places: one keep-alive for each etcd lease, and a check that the keys still exist.
+"""Renewing leases and places: keep-alives for their etcd leases in one stream, and a check that their keys exist.
 
-A keep-alive succeeds even if an administrator has deleted a name, so a renewal also reads the keys that are attached
-to the lease. A wake-up may be lost, so it also reads the key that each waiter watches.
+A keep-alive succeeds even if an administrator has deleted a name, so a renewal also reads the claims. A wake-up may be
+lost, so it also reads the key that each waiter watches. Any client may renew any attempt: its record has its leases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from fenced.errors import FencedError
-from fenced.stores.etcd.authority.attempts import Attempts
-from fenced.stores.etcd.authority.keys import GRANTED, WAITING, ClaimInfo, KeyRecord, Keys
-from fenced.stores.etcd.authority.known import EtcdAttempt
-from fenced.stores.etcd.authority.leases import Sessions
+from fenced.stores.etcd.authority.asking import Asking
+from fenced.stores.etcd.authority.attempts import Attempts, EtcdAttempt, adopted
+from fenced.stores.etcd.authority.keys import ClaimInfo, KeyRecord, Phase
+from fenced.stores.etcd.authority.leases import EtcdLease, LeasePool
 from fenced.stores.etcd.authority.namespace import Namespace
 from fenced.stores.etcd.authority.watching import EtcdWakeups
-from fenced.stores.etcd.wire.messages import TXN_OPS_MAX, get
-from fenced.values.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting
-
-_WAITER_OPS = 2
+from fenced.stores.etcd.wire.messages import TXN_OPS_MAX, KeyValue, get
+from fenced.values.model import Ended, Gone, Kept, RenewAnswer, Waiting
 
 
-class EtcdRenewal:
-    """One batch."""
+class Renewing:
+    """Renews attempts in batches."""
 
     def __init__(
         self,
         space: Namespace,
-        sessions: Sessions,
+        pool: LeasePool,
         attempts: Attempts,
+        asking: Asking,
         wakeups: EtcdWakeups,
         now: Callable[[], float],
-        until: float,
     ) -> None:
-        self._now = now
         self._space = space
-        self._keys: Keys = space.keys
-        self._sessions = sessions
+        self._keys = space.keys
+        self._pool = pool
         self._attempts = attempts
+        self._asking = asking
         self._wakeups = wakeups
-        self._until = until
-        self._answers: dict[str, RenewAnswer] = {}
+        self._now = now
 
-    async def run(self, publics: Sequence[str]) -> list[RenewAnswer]:
-        for sign in self._attempts.signs.renewed(publics):
-            try:
-                await self._attempts.end_late(sign, self._until)
-            except FencedError as error:
-                self._answers[sign.public] = Unknown(str(error))
-        live = await self._load([public for public in publics if public not in self._answers])
-        gone = await self._take_over([mine for mine in live if not self._attempts.carries(mine)])
-        leases = [lease for mine in live if mine.public not in gone for lease in mine.leases(self._now())]
-        leases += [
-            mine.memory
-            for mine in live
-            if mine.memory is not None and self._sessions.needs_keeping(mine.memory)
-        ]
-        alive = await self._sessions.leases.keep_alive(leases, self._until)
-        # For attempts adopted from another client we only now know whether the lease is alive.
-        late = [mine.delayed for mine in live if mine.delayed and mine.delayed not in leases]
-        ours = {mine.delayed for mine in live if mine.hold is not None and mine.hold.id in alive}
-        await self._sessions.leases.keep_alive([lease for lease in late if lease in ours], self._until)
-        lost = await self._held([mine for mine in live if mine.granted])
-        lost += await self._queued([mine for mine in live if not mine.granted])
-        await self._answer_lost(lost)
-        for public, answer in self._answers.items():
-            if isinstance(answer, Ended | Gone):
-                self._attempts.forget_sign(public)
-        await self._attempts.settle(self._until)
-        return [self._answers[public] for public in publics]
+    async def renew(self, publics: Sequence[str], until: float) -> list[RenewAnswer]:
+        answers: dict[str, RenewAnswer] = {}
+        rest = publics
+        while rest:  # ends: a record changes at most twice, when it is granted and when it ends
+            answers |= await self._round(rest, until)
+            rest = [public for public in rest if public not in answers]
+        return [answers[public] for public in publics]
 
-    async def _load(self, publics: Sequence[str]) -> list[EtcdAttempt]:
+    async def _round(self, publics: Sequence[str], until: float) -> dict[str, RenewAnswer]:
+        """The answers; none for attempts whose records are not as this client remembered them."""
+        answers: dict[str, RenewAnswer] = {}
+        attempts = await self._load(publics, answers, until)
+        alive = await self._keep_alive(attempts, until)
+        # Read after the keep-alives: a key that is there now is on a lease that was prolonged.
+        found = await self._read((key for each in attempts for key in self._needed(each)), until)
+        lost: list[EtcdAttempt] = []
+        for attempt in attempts:
+            answer = None
+            if attempt.lease.id in alive:
+                check = self._held if attempt.phase is Phase.GRANTED else self._queued
+                answer = await check(attempt, found, until)
+            if answer is not None:
+                answers[attempt.public] = answer
+            else:
+                lost.append(attempt)
+        answers |= await self._answers_to_lost(lost, alive, until)
+        return answers
+
+    async def _load(
+        self, publics: Sequence[str], answers: dict[str, RenewAnswer], until: float
+    ) -> list[EtcdAttempt]:
         """Returns the attempts that are live by their records, and answers the others."""
         # A copy: meanwhile another call may end one of them and forget it.
-        known = {public: mine for public in publics if (mine := self._attempts.live.get(public)) is not None}
-        unknown = [public for public in publics if public not in known]
-        adopted: list[EtcdAttempt] = []
-        for start in range(0, len(unknown), TXN_OPS_MAX):
-            part = unknown[start : start + TXN_OPS_MAX]
-            reply = await self._space.read([get(self._keys.attempt(public)) for public in part], self._until)
-            for public, found in zip(part, reply.found, strict=True):
-                if found.first is None:
-                    self._answers[public] = Gone()
-                    continue
-                record = KeyRecord.read(found.first.value)
-                mine = self._attempts.adopt(public, record, found.first)
-                if mine is None:
-                    self._answers[public] = Ended(record.state)
-                else:
-                    self._attempts.live[public] = known[public] = mine
-                    adopted.append(mine)
-        for start in range(0, len(adopted), TXN_OPS_MAX):
-            some = adopted[start : start + TXN_OPS_MAX]
-            gets = [get(self._attempts.carrier_key(mine.public, mine.record)) for mine in some]
-            reply = await self._space.read(gets, self._until)
-            for mine, found in zip(some, reply.found, strict=True):
-                self._attempts.carried_by(mine, found.first)
-        return [known[public] for public in publics if public in known]
-
-    async def _take_over(self, others: list[EtcdAttempt]) -> set[str]:
-        """Take over what other clients carry, in at most half of the time of this call.
-
-        The rest stays on the etcd leases of those clients, which this renewal prolongs; the next one takes it over. One
-        that cannot be taken over has lost a key, or its record has changed: it is answered as lost.
-        """
-        now, gone = self._now(), set()
-        limit = now + (self._until - now) / 2
-        for mine in others:
-            if self._now() >= limit:
-                break
-            if not await self._attempts.take_over(mine, self._until):
-                gone.add(mine.public)
-        return gone
-
-    async def _held(self, mine: list[EtcdAttempt]) -> list[EtcdAttempt]:
-        """Answer the attempts whose claims exist; returns the others."""
-        keys: dict[int, set[bytes]] = {}
-        lost = []
-        for each in mine:
-            assert each.hold is not None
-            lease = each.hold.id
-            if lease not in keys:
-                keys[lease] = await self._sessions.leases.keys(lease, self._until)
-            if await self._attempts.holds(each, keys[lease], self._until):
-                self._answers[each.public] = Kept(float(each.hold.seconds))
+        known = {public: each for public in publics if (each := self._attempts.live.get(public)) is not None}
+        unknown = {public: self._keys.attempt(public) for public in publics if public not in known}
+        found = await self._read(unknown.values(), until)
+        for public, key in unknown.items():
+            if (stored := found.get(key)) is None:
+                answers[public] = Gone()
+            elif (attempt := adopted(public, stored)) is None:
+                answers[public] = Ended(KeyRecord.read(stored.value).phase.value)
             else:
-                lost.append(each)
-        return lost
+                self._attempts.live[public] = known[public] = attempt
+        return [known[public] for public in dict.fromkeys(publics) if public in known]
 
-    async def _queued(self, mine: list[EtcdAttempt]) -> list[EtcdAttempt]:
-        """Answer the attempts that still have their places; returns the others."""
-        lost, free = [], []
-        at_once = TXN_OPS_MAX // _WAITER_OPS
-        for start in range(0, len(mine), at_once):
-            part = mine[start : start + at_once]
-            gets = [read for each in part for read in self._reads(each)]
-            reply = await self._space.read(gets, self._until)
-            for each, place, ahead in zip(part, reply.found[::2], reply.found[1::2], strict=True):
-                assert each.queue is not None
-                if place.first is None or place.first.lease != each.queue.id:
-                    lost.append(each)  # or another client carries it
-                    continue
-                if ahead.first is not None:
-                    blocked = ClaimInfo.read(ahead.first.value).public != each.public
-                    if blocked and not each.settled:
-                        await self._attempts.follow(each, ahead.first, reply.header.revision, self._until)
-                else:
-                    blocked = await self._blocked(each)
-                each.settled = True
-                self._answers[each.public] = Waiting(float(each.queue.seconds) if blocked else 0.0)
-                if not blocked and not self._attempts.is_handed_over(each):
-                    free.append(each)
-        return lost + await self._granted_meanwhile(free)
+    async def _keep_alive(self, attempts: Sequence[EtcdAttempt], until: float) -> set[int]:
+        """Prolong all their etcd leases; returns the ids of those that are alive.
 
-    async def _granted_meanwhile(self, free: list[EtcdAttempt]) -> list[EtcdAttempt]:
-        """Nobody is ahead of these waiters: returns those that an ask has granted, here or at another client."""
-        granted = []
-        for start in range(0, len(free), TXN_OPS_MAX):
-            part = free[start : start + TXN_OPS_MAX]
-            gets = [get(self._keys.attempt(each.public)) for each in part]
-            reply = await self._space.read(gets, self._until)
-            for each, found in zip(part, reply.found, strict=True):
-                if found.first is None or found.first.modified != each.revision:
-                    granted.append(each)
-        return granted
+        The lease of a lock_delay only with that of its names, and before it: so it always outlives it, and a renewal
+        that comes too late prolongs no delay. Of an attempt of another client we know only afterwards whether it lives.
+        """
+        now = self._now()
+        leases: list[EtcdLease] = []
+        late: list[tuple[EtcdLease, EtcdLease]] = []
+        for attempt in attempts:
+            if attempt.held is not None:
+                hold, delayed = attempt.held
+                if delayed is not None and attempt.is_in_time(now):
+                    leases.append(delayed)
+                elif delayed is not None:
+                    late.append((hold, delayed))
+                leases.append(hold)
+            if attempt.queue is not None:
+                leases.append(attempt.queue)
+            if self._pool.needs_keeping(attempt.record_lease):
+                leases.append(attempt.record_lease)
+        alive = await self._pool.leases.keep_alive(leases, until)
+        await self._pool.leases.keep_alive((delayed for hold, delayed in late if hold.id in alive), until)
+        return alive
 
-    def _reads(self, mine: EtcdAttempt) -> tuple[bytes, bytes]:
-        """Reads of its place and of the key that it waits for; the first time, of the key directly ahead of it."""
-        name, known = mine.record.names[0], self._wakeups.target(mine.public)
-        place = self._keys.place(name, mine.record.ticket, mine.public)
-        if known is not None and (mine.settled or len(mine.record.names) > 1):
-            mine.settled = True
-            return get(place), get(known.key)
-        return get(place), get(self._keys.under(name), place, last=True)
+    async def _read(self, keys: Iterable[bytes], until: float) -> dict[bytes, KeyValue]:
+        """The keys that exist, by as many transactions as are needed."""
+        wanted, found = list(dict.fromkeys(keys)), {}
+        for start in range(0, len(wanted), TXN_OPS_MAX):
+            part = wanted[start : start + TXN_OPS_MAX]
+            reply = await self._space.read([get(key) for key in part], until)
+            found.update({kv.key: kv for each in reply.found if (kv := each.first) is not None})
+        return found
 
-    async def _blocked(self, mine: EtcdAttempt) -> bool:
-        """The key that it waited for is gone, or was unknown: check whether another key is ahead."""
-        view = await self._attempts.look_ahead(mine, self._until)
-        return view.blocker is not None
+    def _needed(self, attempt: EtcdAttempt) -> list[bytes]:
+        """The keys by which an attempt is checked."""
+        if attempt.phase is Phase.GRANTED:
+            return [self._keys.claim(name) for name in attempt.record.names]
+        keys = [self._keys.attempt(attempt.public), self._place(attempt)]
+        if (target := self._wakeups.target(attempt.public)) is not None:
+            keys.append(target.key)
+        return keys
 
-    async def _answer_lost(self, lost: list[EtcdAttempt]) -> None:
-        """Answer attempts whose keys are gone: by their records, or else by the likely reason."""
-        for start in range(0, len(lost), TXN_OPS_MAX):
-            part = lost[start : start + TXN_OPS_MAX]
-            reply = await self._space.read(
-                [get(self._keys.attempt(each.public)) for each in part], self._until
-            )
-            for each, found in zip(part, reply.found, strict=True):
-                self._attempts.forget(each)
-                record = None if found.first is None else KeyRecord.read(found.first.value)
-                if record is None:
-                    self._answers[each.public] = Gone()
-                elif record.state not in (GRANTED, WAITING):
-                    self._answers[each.public] = Ended(record.state)
-                else:
-                    self._answers[each.public] = await self._again(each)
+    def _place(self, attempt: EtcdAttempt) -> bytes:
+        return self._keys.place(attempt.record.names[0], attempt.record.ticket, attempt.public)
 
-    async def _again(self, lost: EtcdAttempt) -> RenewAnswer:
-        """It is not where we believed it to be. Another client may carry it, or an ask has granted it meanwhile."""
-        attempts = self._attempts
-        mine, record = await attempts.stored_now(lost.public, self._until)
-        if mine is None:
-            return Gone() if record is None else Ended(record.state)
-        if mine.carrier is None or not await attempts.take_over(mine, self._until):
-            attempts.expired(lost)
-            return Ended(await attempts.reason(lost, self._until))
-        alive = await self._sessions.leases.keep_alive(mine.leases(self._now()), self._until)
-        if mine.lease not in alive:
-            return Ended("expired")
-        if mine.granted:
-            return Kept(float(mine.record.seconds))
-        assert mine.queue is not None
-        return Waiting(float(mine.queue.seconds) if await self._blocked(mine) else 0.0)
+    async def _held(
+        self, attempt: EtcdAttempt, found: dict[bytes, KeyValue], until: float
+    ) -> RenewAnswer | None:
+        """None: it has lost a claim."""
+        about = ClaimInfo.of(attempt.public, attempt.record).written()
+        claims = (found.get(self._keys.claim(name)) for name in attempt.record.names)
+        if all(claim is not None and claim.value == about for claim in claims):
+            return Kept(float(attempt.lease.seconds))
+        return None
+
+    async def _queued(
+        self, attempt: EtcdAttempt, found: dict[bytes, KeyValue], until: float
+    ) -> RenewAnswer | None:
+        """None: it has lost its place, or was granted: at another client, or a reply to us was lost."""
+        if self._attempts.heirs.is_pending(attempt):
+            return Waiting(0.0)
+        stored = found.get(self._keys.attempt(attempt.public))
+        if stored is None or stored.modified != attempt.revision or self._place(attempt) not in found:
+            return None
+        target = self._wakeups.target(attempt.public)
+        blocked = target is not None and target.key in found
+        if (
+            not blocked
+        ):  # the key that it watched is gone, or it watched none: whatever is ahead now is watched
+            blocked = (await self._asking.look_ahead(attempt, until)).blocker is not None
+        return Waiting(float(attempt.lease.seconds) if blocked else 0.0)
+
+    async def _answers_to_lost(
+        self, lost: Sequence[EtcdAttempt], alive: set[int], until: float
+    ) -> dict[str, RenewAnswer]:
+        """Answers by their records; if a record is as it was, its keys are gone, and its etcd lease shows why.
+
+        If a record has changed and is still live, the attempt was granted meanwhile: no answer, look again.
+        """
+        answers: dict[str, RenewAnswer] = {}
+        found = await self._read((self._keys.attempt(each.public) for each in lost), until)
+        for attempt in lost:
+            self._attempts.forget(attempt)
+            stored = found.get(self._keys.attempt(attempt.public))
+            phase = KeyRecord.read(stored.value).phase if stored is not None else None
+            if stored is None or phase is None:
+                answers[attempt.public] = Gone()
+            elif not phase.is_live:
+                answers[attempt.public] = Ended(phase.value)
+            elif stored.modified == attempt.revision:
+                why = Phase.REVOKED if attempt.lease.id in alive else Phase.EXPIRED
+                answers[attempt.public] = Ended(why.value)
+        return answers

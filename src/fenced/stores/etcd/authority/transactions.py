@@ -7,17 +7,14 @@
     hand_over  the same, and claim the name for the waiter directly behind
     keep_taken the same, and leave keys that block its names for a while
 
-Requests are templates, built once for many attempts: all public ids have the same length and are filled in.
-
-`floor`: all places with an earlier ticket are known to be gone. Until a compaction, etcd walks through every key that
-ever was in a range, so the range starts at this ticket.
+`record_lease` is the id of the etcd lease of the record; `raw` is the counting state that the client knows.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from fenced.stores.etcd.authority.keys import EXPIRED, GRANTED, ClaimInfo, KeyRecord, Keys
+from fenced.stores.etcd.authority.keys import ClaimInfo, KeyRecord, Keys, Phase
 from fenced.stores.etcd.wire.messages import (
     TXN_OPS_MAX,
     KeyValue,
@@ -33,86 +30,58 @@ from fenced.stores.etcd.wire.messages import (
 )
 
 _ANYBODY = "\x7f" * 32
-"""Placeholder for a public id. Neither names nor the values that we write contain this character."""
+"""Placeholder for a public id in the requests of the usual pair, which are built once for many attempts.
+
+All public ids have this length. Neither names nor the values that we write contain this character.
+"""
 
 
-def grant(
-    keys: Keys,
-    public: str,
-    record: KeyRecord,
-    memory: int,
-    raw: bytes,
-    floor: int = 0,
-    *,
-    learn: bool = False,
-) -> bytes:
-    """`learn`: also read the lowest live ticket that other clients have stored."""
-    return public.encode().join(_grant(keys, record, memory, raw, floor, learn))
-
-
-def _nothing_ahead(keys: Keys, name: str, end: bytes, floor: int) -> list[bytes]:
-    if not floor:
-        return [absent(keys.under(name), end)]
-    return [absent(keys.under(name), keys.places(name)), absent(keys.places(name, floor), end)]
+def grant(keys: Keys, public: str, record: KeyRecord, record_lease: int, raw: bytes) -> bytes:
+    return public.encode().join(_grant(keys, record, record_lease, raw))
 
 
 @lru_cache(maxsize=256)
-def _grant(keys: Keys, record: KeyRecord, memory: int, raw: bytes, floor: int, learn: bool) -> list[bytes]:
-    mine = keys.attempt(_ANYBODY)
-    free = [proof for name in record.names for proof in _nothing_ahead(keys, name, keys.behind(name), floor)]
+def _grant(keys: Keys, record: KeyRecord, record_lease: int, raw: bytes) -> list[bytes]:
+    stored = keys.attempt(_ANYBODY)
+    free = [absent(keys.under(name), keys.behind(name)) for name in record.names]
     return txn(
-        [absent(mine), valued(keys.meta, raw), *free],
-        _claims(keys, _ANYBODY, record, memory) + [get(keys.floor(name)) for name in record.names if learn],
-        [get(mine), get(keys.meta)],
+        [absent(stored), valued(keys.meta, raw), *free],
+        _claims(keys, _ANYBODY, record, record_lease),
+        [get(stored), get(keys.meta)],
     ).split(_ANYBODY.encode())
 
 
-def enqueue(keys: Keys, public: str, record: KeyRecord, memory: int, blocker: KeyValue) -> bytes:
+def enqueue(keys: Keys, public: str, record: KeyRecord, record_lease: int, blocker: KeyValue) -> bytes:
     """`blocker`: the key that was directly ahead when the ticket was taken, and must still exist.
 
-    While it exists, nobody with a later ticket is granted, so no client has stored a higher lowest ticket. The attempt
-    must not have been granted meanwhile.
+    While it exists, nobody with a later ticket is granted: so whoever is granted has nobody ahead of it, and nobody
+    takes a place ahead of it later. The attempt must not have been granted meanwhile.
     """
-    mine, about = keys.attempt(public), ClaimInfo.of(public, record).written()
-    writes = [put(mine, record.written(), memory)]
+    stored, about = keys.attempt(public), ClaimInfo.of(public, record).written()
+    writes = [put(stored, record.written(), record_lease)]
     writes += [
         put(place, about, record.queue) for place in keys.places_of(record.names, record.ticket, public)
     ]
     blocked = keys.spot(blocker.key).name
     others = [unmodified_since(keys.claim(name), record.ticket) for name in record.names if name != blocked]
-    return txn([absent(mine), modified_at(blocker.key, blocker.modified), *others], writes)
+    return txn([absent(stored), modified_at(blocker.key, blocker.modified), *others], writes)
 
 
-def promote(
-    keys: Keys,
-    public: str,
-    record: KeyRecord,
-    memory: int,
-    raw: bytes,
-    floor: int = 0,
-    *,
-    store: bool = False,
-) -> bytes:
+def promote(keys: Keys, public: str, record: KeyRecord, record_lease: int, raw: bytes) -> bytes:
     """Claims, delays and earlier places sort before a place; so would its own claim."""
-    mine, places = keys.attempt(public), keys.places_of(record.names, record.ticket, public)
-    ahead = zip(record.names, places, strict=True)
-    first = [proof for name, place in ahead for proof in _nothing_ahead(keys, name, place, floor)]
+    stored, places = keys.attempt(public), keys.places_of(record.names, record.ticket, public)
+    first = [absent(keys.under(name), place) for name, place in zip(record.names, places, strict=True)]
     return txn(
         [valued(keys.meta, raw), present(places[0]), *first],
-        [*_claims(keys, public, record, memory), *_store_ticket(keys, record, memory, store), get(places[0])],
-        [get(mine), get(keys.meta), get(places[0])],
+        _claims(keys, public, record, record_lease),
+        [get(stored), get(keys.meta), get(places[0])],
     )
 
 
-def _store_ticket(keys: Keys, record: KeyRecord, memory: int, store: bool) -> list[bytes]:
-    """Store the lowest live ticket, for clients that do not know this queue yet."""
-    return [put(keys.floor(name), b"%d" % record.ticket, memory) for name in record.names if store]
-
-
-def _claims(keys: Keys, public: str, record: KeyRecord, memory: int) -> list[bytes]:
-    """The writes of a grant: the record, and for each name a claim that is attached to the session's etcd lease."""
+def _claims(keys: Keys, public: str, record: KeyRecord, record_lease: int) -> list[bytes]:
+    """The writes of a grant: the record, and for each name a claim that is attached to the attempt's etcd lease."""
     about = ClaimInfo.of(public, record).written()
-    writes = [put(keys.attempt(public), record.written(), memory)]
+    writes = [put(keys.attempt(public), record.written(), record_lease)]
     writes += [put(keys.claim(name), about, record.hold) for name in record.names]
     if record.delayed:
         writes += [put(keys.delay(name), about, record.delayed) for name in record.names]
@@ -120,71 +89,66 @@ def _claims(keys: Keys, public: str, record: KeyRecord, memory: int) -> list[byt
 
 
 def finish(
-    keys: Keys,
-    public: str,
-    record: KeyRecord,
-    revision: int,
-    state: str,
-    memory: int,
-    carrier: KeyValue | None = None,
+    keys: Keys, public: str, record: KeyRecord, revision: int, phase: Phase, record_lease: int
 ) -> tuple[bytes, list[bytes]]:
-    """The transaction, and deletes that do not fit into it and may be sent before. With memory 0 it only deletes.
+    """The transaction, and deletes that do not fit into it and may be sent before.
 
-    `carrier`: requires that this key has not changed, so that no other client has taken the attempt over.
+    Without a `record_lease` it only deletes.
     """
-    if record.state == GRANTED and not record.ticket and len(record.names) == 1 and carrier is None:
-        return public.encode().join(_finish_plain(keys, record, state, memory)), []
-    mine, writes = keys.attempt(public), ends(keys, public, record, state, memory)
-    if record.state == GRANTED:
+    if record.phase is Phase.GRANTED and not record.ticket and len(record.names) == 1:
+        return public.encode().join(_finish_plain(keys, record, phase, record_lease)), []
+    stored, writes = keys.attempt(public), ends(keys, public, record, phase, record_lease)
+    if record.phase is Phase.GRANTED:
         proof = holds(keys, public, record)
     else:
         place = keys.place(record.names[0], record.ticket, public)
-        proof = [present(place), modified_at(mine, revision)]
-    if carrier is not None:
-        proof.append(modified_at(carrier.key, carrier.modified))
-    return txn(proof, writes[:TXN_OPS_MAX], [get(mine)]), writes[TXN_OPS_MAX:]
+        proof = [present(place), modified_at(stored, revision)]
+    return txn(proof, writes[:TXN_OPS_MAX], [get(stored)]), writes[TXN_OPS_MAX:]
+
+
+@lru_cache(maxsize=256)
+def _finish_plain(keys: Keys, record: KeyRecord, phase: Phase, record_lease: int) -> list[bytes]:
+    return txn(
+        holds(keys, _ANYBODY, record),
+        ends(keys, _ANYBODY, record, phase, record_lease),
+        [get(keys.attempt(_ANYBODY))],
+    ).split(_ANYBODY.encode())
 
 
 def hand_over(
     keys: Keys,
     public: str,
     record: KeyRecord,
-    memory: int,
-    follower: tuple[str, KeyRecord, int],
+    record_lease: int,
+    heir: tuple[str, KeyRecord, int],
     raw: bytes,
-    floor: int = 0,
-    *,
-    store: bool = False,
 ) -> bytes:
     """Requires that only the keys that are given back are ahead of the heir's place. For one name without a delay.
 
-    `follower`: its public id, the record of its grant, and the etcd lease of that record.
+    `heir`: its public id, the record of its grant, and the etcd lease of that record.
+
+    If the holder came through the queue, its own place is the first of all (see `enqueue`), so the range begins behind
+    it. That also keeps hand-overs fast: until a compaction etcd walks through every key that ever was in a range.
     """
-    heir, granted, its_memory = follower
+    waiter, granted, its_record_lease = heir
     (name,) = record.names
-    mine, place = keys.attempt(public), keys.place(name, granted.ticket, heir)
-    start = keys.places(name, floor)
-    proof = [*holds(keys, public, record), valued(keys.meta, raw), present(place)]
+    stored, place = keys.attempt(public), keys.place(name, granted.ticket, waiter)
+    start = keys.places(name)
     writes = [
-        put(mine, record.ended("released").written(), memory),
-        *_claims(keys, heir, granted, its_memory),
-        *_store_ticket(keys, granted, its_memory, store),
+        put(stored, record.ended(Phase.RELEASED).written(), record_lease),
+        *_claims(keys, waiter, granted, its_record_lease),
     ]
     if record.ticket:
-        ours = keys.place(name, record.ticket, public)
-        proof.append(absent(start, ours))
-        start = ours + b"\0"
-        writes.append(delete(ours))
-    return txn([*proof, absent(start, place)], writes, [get(mine)])
-
-
-@lru_cache(maxsize=256)
-def _finish_plain(keys: Keys, record: KeyRecord, state: str, memory: int) -> list[bytes]:
-    return txn(
-        holds(keys, _ANYBODY, record),
-        ends(keys, _ANYBODY, record, state, memory),
-        [get(keys.attempt(_ANYBODY))],
-    ).split(_ANYBODY.encode())
+        own = keys.place(name, record.ticket, public)
+        start = own + b"\0"
+        writes.append(delete(own))
+    proof = [
+        *holds(keys, public, record),
+        valued(keys.meta, raw),
+        present(place),
+        absent(start, place),
+    ]
+    return txn(proof, writes, [get(stored)])
 
 
 def holds(keys: Keys, public: str, record: KeyRecord) -> list[bytes]:
@@ -193,76 +157,40 @@ def holds(keys: Keys, public: str, record: KeyRecord) -> list[bytes]:
     return [valued(keys.claim(name), about) for name in record.names]
 
 
-def ends(keys: Keys, public: str, record: KeyRecord, state: str, memory: int) -> list[bytes]:
-    """The writes that end a live attempt: put its final record, delete all its keys.
-
-    An expiry leaves the lock_delay keys in place.
-    """
-    writes = [put(keys.attempt(public), record.ended(state).written(), memory)] if memory else []
-    if record.state == GRANTED:
+def ends(keys: Keys, public: str, record: KeyRecord, phase: Phase, record_lease: int) -> list[bytes]:
+    """The writes that end a live attempt: put its final record, delete all its keys."""
+    writes = [put(keys.attempt(public), record.ended(phase).written(), record_lease)] if record_lease else []
+    if record.phase is Phase.GRANTED:
         writes += [delete(keys.claim(name)) for name in record.names]
-        if record.delayed and state != EXPIRED:
+        if record.delayed:
             writes += [delete(keys.delay(name)) for name in record.names]
     if record.ticket:
         writes += [delete(place) for place in keys.places_of(record.names, record.ticket, public)]
     return writes
 
 
-def keep_taken(keys: Keys, public: str, record: KeyRecord, memory: int, lease: int) -> list[bytes]:
+def keep_taken(keys: Keys, public: str, record: KeyRecord, record_lease: int, lease: int) -> list[bytes]:
     """The transactions that release it and leave lock_delay keys on `lease`. The last one decides.
 
     If one does not hold them all, the delays are written first: while its claims exist they change nothing, and if it
     loses a claim before the last one, they end with `lease`.
     """
-    proof, mine = holds(keys, public, record), keys.attempt(public)
+    proof, stored = holds(keys, public, record), keys.attempt(public)
     about = ClaimInfo.of(public, record).written()
     first = [put(keys.delay(name), about, lease) for name in record.names]
     if record.ticket:
         first += [delete(place) for place in keys.places_of(record.names, record.ticket, public)]
-    last = [put(mine, record.ended("released").written(), memory)]
+    last = [put(stored, record.ended(Phase.RELEASED).written(), record_lease)]
     last += [delete(keys.claim(name)) for name in record.names]
     if len(first) + len(last) <= TXN_OPS_MAX:
-        return [txn(proof, first + last, [get(mine)])]
-    return [txn(proof, first), txn(proof, last, [get(mine)])]
-
-
-def attach_places(keys: Keys, public: str, record: KeyRecord, revision: int, queue: int) -> bytes:
-    """Attach the places of a waiter to another etcd lease, if it still waits and has them all."""
-    about = ClaimInfo.of(public, record).written()
-    places = keys.places_of(record.names, record.ticket, public)
-    proof = [modified_at(keys.attempt(public), revision), *map(present, places)]
-    return txn(proof, [put(place, about, queue) for place in places])
-
-
-def attach_claims(keys: Keys, public: str, record: KeyRecord, hold: int, delayed: int) -> list[bytes]:
-    """The transactions that attach a holder's keys to other etcd leases. The last one decides.
-
-    Its places in queues are deleted: nobody needs them, and so it needs no etcd lease for them.
-    """
-    proof, about = holds(keys, public, record), ClaimInfo.of(public, record).written()
-    writes = (
-        [delete(place) for place in keys.places_of(record.names, record.ticket, public)]
-        if record.ticket
-        else []
-    )
-    if delayed:
-        writes += [put(keys.delay(name), about, delayed) for name in record.names]
-    claims = [put(keys.claim(name), about, hold) for name in record.names]
-    if len(writes) + len(claims) <= TXN_OPS_MAX:
-        return [txn(proof, writes + claims)]
-    return [txn(proof, writes), txn(proof, claims)]
-
-
-def delays(keys: Keys, public: str, record: KeyRecord) -> tuple[tuple[bytes, bytes], ...]:
-    """The lock_delay keys of an expired attempt, with their values: nobody is granted its names while they exist."""
-    about = ClaimInfo.of(public, record).written()
-    return tuple((keys.delay(name), about) for name in record.names)
+        return [txn(proof, first + last, [get(stored)])]
+    return [txn(proof, first), txn(proof, last, [get(stored)])]
 
 
 def clear(keys: Keys, public: str, record: KeyRecord, name: str) -> bytes:
     """Delete what is left under a name of an attempt that has lost a key. Lock_delay keys stay."""
     writes = [delete(keys.place(name, record.ticket, public))] if record.ticket else []
-    if record.state != GRANTED:
+    if record.phase is not Phase.GRANTED:
         return txn((), writes)
     about = ClaimInfo.of(public, record).written()
     return txn([valued(keys.claim(name), about)], [delete(keys.claim(name)), *writes], writes)
