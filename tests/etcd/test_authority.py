@@ -18,8 +18,10 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.etcd.address import EtcdAddress
 from fenced.stores.etcd.authority import probe
 from fenced.stores.etcd.authority.authority import EtcdAuthority
-from fenced.stores.etcd.authority.keys import ClaimInfo, KeyRecord, Keys
+from fenced.stores.etcd.authority.keys import ClaimInfo, KeyRecord, Keys, Phase
+from fenced.stores.etcd.authority.leases import Leases
 from fenced.stores.etcd.wire import messages, protobuf
+from fenced.stores.etcd.wire.cluster import EtcdWire
 from fenced.testing.inputs import ODD_NAMES
 from fenced.testing.kit import asking, granted
 from fenced.values.model import Busy, Ended, Granted, Holder, Kept, Released, Waiting, grant_id
@@ -117,7 +119,9 @@ def test_no_name_is_a_prefix_of_another() -> None:
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_values_come_back_as_they_were(label: str, host: str) -> None:
     holder = Holder("0" * 32, label, host, 7)
-    record = KeyRecord("granted", ("a", "caf\u00e9"), 1.5, 2.0, holder, hold=5, seconds=2, ticket=9, offset=3)
+    record = KeyRecord(
+        Phase.GRANTED, ("a", "caf\u00e9"), 1.5, 2.0, holder, hold=5, seconds=2, ticket=9, offset=3
+    )
     assert KeyRecord.read(record.written()) == record
     about = ClaimInfo.of("a" * 32, record)
     assert ClaimInfo.read(about.written()) == about
@@ -237,32 +241,47 @@ def test_known_bugs(version: str, tokens: set[int], leases: int) -> None:
     assert len(probe.warnings(version)) == bool(leases)
 
 
-# Sessions.
+# etcd's leases.
+
+
+def stored(authority: EtcdAuthority, key: bytes) -> messages.KeyValue:
+    """A key as etcd has it."""
+    wire = EtcdWire(EtcdAddress(authority.url), RUNTIME)
+    reply = messages.TxnReply(
+        step(wire.call(messages.TXN, messages.txn((), [messages.get(key)]), RUNTIME.now() + 5))
+    )
+    wire.close()
+    found = reply.found[0].first
+    assert found is not None
+    return found
 
 
 # proves authority etcd: sessions, whole-seconds
-def test_the_names_of_a_client_hang_on_one_lease(authority: EtcdAuthority) -> None:
-    """One keep-alive for all, and they expire together; and a ttl is what the server made of it."""
-    first, second = asking(RUNTIME, "a", ttl=1.4), asking(RUNTIME, "b", ttl=1.4)
-    second = fenced.values.model.Ask(second.secret, second.names, second.ttl, first.holder)
-    one, two = step(granted(authority, first)), step(granted(authority, second))
-    assert one.ttl == two.ttl == 2.0 and 0 < two.remaining <= one.ttl
-    assert len({mine.lease for mine in authority._attempts.live.values()}) == 1
+def test_a_lease_of_etcds_is_used_again_after_a_release(etcd_server: EtcdServer) -> None:
+    """By the next attempt, and by one at a time; and a ttl is what the server made of it."""
+    namespace = secrets.token_hex(8)
+    one, two, keys = (
+        opened(etcd_server.url(), namespace),
+        opened(etcd_server.url(), namespace),
+        Keys(namespace),
+    )
+    first, second, third = (asking(RUNTIME, name, ttl=1.4) for name in "abc")
+    lease = step(granted(one, first))
+    assert lease.ttl == 2.0 and 0 < lease.remaining <= lease.ttl
+    of_first = stored(one, keys.claim("a")).lease
+    assert step(one.release(first.secret)) == Released()
+    assert step(granted(one, second)).remaining <= lease.remaining, "what is left of it"
+    step(granted(one, third))
+    of_second, of_third = (stored(one, keys.claim(name)).lease for name in "bc")
+    assert of_first == of_second != of_third
+    assert step(two.renew([second.secret])) == [Kept(2.0)], "by another client"
     limit = time.monotonic() + 90
-    while step(authority.survey()):
+    while step(one.survey()):
         assert time.monotonic() < limit
         time.sleep(0.05)
-    assert step(authority.renew([first.secret, second.secret])) == [Ended("expired")] * 2
-
-
-def test_a_name_granted_on_an_old_session_has_its_rest(authority: EtcdAuthority) -> None:
-    """Not a whole ttl: the session was confirmed before, and it is the session that expires."""
-    first = asking(RUNTIME, "a", ttl=10)
-    step(granted(authority, first))
-    time.sleep(1.1)
-    second = asking(RUNTIME, "b", ttl=10)
-    second = fenced.values.model.Ask(second.secret, second.names, second.ttl, first.holder)
-    assert step(granted(authority, second)).remaining < 9.0
+    assert step(one.renew([second.secret, third.secret])) == [Ended("expired")] * 2
+    for client in (one, two):
+        step(client.close())
 
 
 def test_a_deleted_name_is_revoked(etcd_server: EtcdServer, authority: EtcdAuthority) -> None:
@@ -274,9 +293,8 @@ def test_a_deleted_name_is_revoked(etcd_server: EtcdServer, authority: EtcdAutho
     # A zero byte cannot be an argument: so all keys up to the next name.
     etcd_server_delete(authority, prefix.encode())
     assert step(authority.renew([taken.secret, kept.secret])) == [Ended("revoked"), Kept(10.0)]
-    # And if the same client takes it again, on the same lease, the old attempt is not revived by that.
+    # And if the same client takes it again, the old attempt is not revived by that.
     again = asking(RUNTIME, "taken")
-    again = fenced.values.model.Ask(again.secret, again.names, again.ttl, taken.holder)
     step(granted(authority, again))
     assert step(authority.renew([taken.secret, again.secret])) == [Ended("revoked"), Kept(10.0)]
     assert step(authority.release(taken.secret)) == Ended("revoked")
@@ -290,30 +308,39 @@ def etcd_server_delete(authority: EtcdAuthority, prefix: bytes) -> None:
     step(authority._space.run(request, RUNTIME.now() + 5))
 
 
-def test_a_keep_alive_that_says_zero_is_a_loss(authority: EtcdAuthority) -> None:
+def test_a_keep_alive_that_says_zero_is_a_loss(etcd_server: EtcdServer) -> None:
     """etcd answers it without an error."""
-    until = RUNTIME.now() + 10
-    alive, gone = (step(authority._leases.grant(30, until)) for _ in range(2))
-    step(authority._wire.call(LEASE_REVOKE, messages.lease_id(gone.id), until))
+    wire, until = EtcdWire(EtcdAddress(etcd_server.url()), RUNTIME), RUNTIME.now() + 10
+    leases = Leases(wire, RUNTIME)
+    alive, gone = (step(leases.grant(30, until)) for _ in range(2))
+    step(wire.call(LEASE_REVOKE, messages.lease_id(gone.id), until))
     before = gone.confirmed
-    assert step(authority._leases.keep_alive([gone, alive], until)) == {alive.id}
+    assert step(leases.keep_alive([gone, alive], until)) == {alive.id}
     assert gone.confirmed == before < alive.confirmed
-    assert step(authority._leases.left(gone.id, until)) < 0 and not step(
-        authority._leases.keys(gone.id, until)
+    assert step(leases.left(gone.id, until)) < 0 <= step(leases.left(alive.id, until))
+    wire.close()
+
+
+def revoke(authority: EtcdAuthority, lease: int) -> None:
+    wire = EtcdWire(EtcdAddress(authority.url), RUNTIME)
+    step(wire.call(LEASE_REVOKE, messages.lease_id(lease), RUNTIME.now() + 5))
+    wire.close()
+
+
+def test_an_idle_lease_that_was_revoked_is_replaced(etcd_server: EtcdServer) -> None:
+    namespace = secrets.token_hex(8)
+    authority, first, second = (
+        opened(etcd_server.url(), namespace),
+        asking(RUNTIME, "a"),
+        asking(RUNTIME, "a"),
     )
-
-
-def test_a_session_that_was_revoked_is_replaced(authority: EtcdAuthority) -> None:
-    """A client whose lease somebody ended gets its next name on a new one."""
-    first = asking(RUNTIME, "a")
     step(granted(authority, first))
-    lease = authority._attempts.live[grant_id(first.secret)].hold
-    assert lease is not None
-    step(authority._wire.call(LEASE_REVOKE, messages.lease_id(lease.id), RUNTIME.now() + 5))
-    second = asking(RUNTIME, "a")
-    second = fenced.values.model.Ask(second.secret, second.names, second.ttl, first.holder)
+    lease = stored(authority, Keys(namespace).claim("a")).lease
+    assert step(authority.release(first.secret)) == Released()
+    revoke(authority, lease)
     step(granted(authority, second))
-    assert step(authority.renew([first.secret, second.secret])) == [Ended("expired"), Kept(10.0)]
+    assert step(authority.renew([first.secret, second.secret])) == [Ended("released"), Kept(10.0)]
+    step(authority.close())
 
 
 def test_a_late_renewal_does_not_prolong_a_delay(authority: EtcdAuthority) -> None:
@@ -382,14 +409,14 @@ def test_a_waiter_is_pushed_and_asks_nothing(etcd_server: EtcdServer) -> None:
         step(each.close())
 
 
-def test_a_thousand_leases_are_one_keep_alive(etcd_server: EtcdServer, authority: EtcdAuthority) -> None:
+def test_a_renewal_reads_128_names_at_a_time(etcd_server: EtcdServer, authority: EtcdAuthority) -> None:
+    """And each of them is kept alive by a message, all in one stream."""
     asks = [asking(RUNTIME, f"orders/{number}", ttl=30) for number in range(300)]
-    asks = [fenced.values.model.Ask(ask.secret, ask.names, ask.ttl, asks[0].holder) for ask in asks]
     for ask in asks:
         step(granted(authority, ask))
     before = received(etcd_server)
     assert step(authority.renew([ask.secret for ask in asks])) == [Kept(30.0)] * 300
-    assert received(etcd_server) - before <= 3
+    assert received(etcd_server) - before <= 300 + 3
 
 
 # Forks.
@@ -477,13 +504,14 @@ def test_a_repeated_ask_prolongs_nothing(etcd_server: EtcdServer) -> None:
     step(authority.close())
 
 
-def test_a_memory_that_was_revoked_is_replaced(etcd_server: EtcdServer) -> None:
+def test_a_lease_of_records_that_was_revoked_is_replaced(etcd_server: EtcdServer) -> None:
     """The etcd lease of the records of ended attempts is gone: a typed error, and the next try works."""
-    holders, authority = (opened(etcd_server.url(), namespace) for namespace in [secrets.token_hex(8)] * 2)
-    tokens = [step(granted(holders, asking(RUNTIME, name))).token for name in "ab"]
+    namespace = secrets.token_hex(8)
+    holders, authority = (opened(etcd_server.url(), namespace) for _ in range(2))
+    asks = [asking(RUNTIME, name) for name in "ab"]
+    tokens = [step(granted(holders, ask)).token for ask in asks]
     assert step(authority.force_release("a", tokens[0])) is not None
-    memory = step(authority._attempts._sessions.memory(10.0, RUNTIME.now() + 5))
-    step(authority._wire.call(LEASE_REVOKE, messages.lease_id(memory.id), RUNTIME.now() + 5))
+    revoke(authority, stored(authority, Keys(namespace).attempt(grant_id(asks[0].secret))).lease)
     with pytest.raises(Unavailable):
         step(authority.force_release("b", tokens[1]))
     assert step(authority.force_release("b", tokens[1])) is not None

@@ -1,8 +1,4 @@
-"""What was given up is ended with the next renewal, and nothing outlives its own ttl because another lease lives.
-
-All names of a client with one ttl hang on one lease of etcd's. In every test another lease of the same ttl is renewed,
-so etcd itself ends nothing.
-"""
+"""What is given up without an answer, or by nobody, ends by its own ttl, although its client renews another lease."""
 
 import contextlib
 import secrets
@@ -10,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-import fenced
 from fenced.drills.relay import Fault
 from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -20,9 +15,10 @@ from fenced.stores.etcd.wire import messages
 from fenced.stores.etcd.wire.cluster import EtcdWire, NoSpace
 from fenced.stores.etcd.wire.protobuf import integer
 from fenced.testing.kit import asking, granted
-from fenced.values.contracts import Authority, Readable
+from fenced.values.contracts import Authority
 from fenced.values.model import Ask, Busy, Ended, Granted, Kept, Released, Waiting
 from fenced_testkit.servers import EtcdServer
+from tests.etcd.aging import Time
 from tests.etcd.test_outages import Harness
 from tests.shifted import Shifted
 
@@ -31,61 +27,51 @@ SOON = 0.3
 TTL = 30.0
 
 
-class Ctrl(BlockingRuntime):
-    """A Ctrl-C that comes while somebody waits for a reply."""
-
-    pressed = False
-
-    async def readable(self, source: Readable, until: float) -> bool:
-        if self.pressed:
-            self.pressed = False
-            raise KeyboardInterrupt
-        return await super().readable(source, until)
-
-
 class Bench:
     """One client through a proxy, which keeps a lease all the time, and another that wants what it gave up."""
 
     def __init__(self, server: EtcdServer) -> None:
-        self.ctrl = Ctrl()
-        self.runtime = Shifted(self.ctrl)
+        self.runtime = Shifted(BlockingRuntime())
         self.harness = Harness(self.runtime, server)
         self.proxy, self.words = self.harness.proxy, self.harness.words
-        self.one: Authority = step(self.harness.authority())
-        self.other: Authority = step(self.harness.direct())
-        self.holder = asking(self.runtime).holder
-        self.kept = self.asking("kept")
-        step(granted(self.one, self.kept))
+        self.time = Time(server.url(), self.runtime)
+        self.one = self.bound(step(self.harness.authority()))
+        self.other = self.bound(step(self.harness.direct()))
+        self.kept = self.held("kept")
+
+    def bound(self, authority: Authority) -> EtcdAuthority:
+        assert isinstance(authority, EtcdAuthority)
+        return self.time.bind(authority, self.runtime)
 
     def asking(self, *names: str, wait: bool = False, lock_delay: float = 0.0) -> Ask:
-        ask = asking(self.runtime, *names, ttl=TTL, wait=wait, lock_delay=lock_delay)
-        return ask._replace(holder=self.holder)  # one client: one lease of etcd's for all
+        return asking(self.runtime, *names or ("orders",), ttl=TTL, wait=wait, lock_delay=lock_delay)
 
-    def soon(self) -> float:
-        return self.runtime.now() + SOON
-
-    def held(self, *names: str) -> Ask:
-        ask = self.asking(*names or ("orders",))
+    def held(self, *names: str, lock_delay: float = 0.0) -> Ask:
+        ask = self.asking(*names, lock_delay=lock_delay)
         step(granted(self.one, ask))
         return ask
 
-    def renew(self) -> None:
-        assert step(self.one.renew([self.kept.secret])) == [Kept(TTL)]
+    def lost(self, ask: Ask) -> None:
+        """It is granted, and nobody is told."""
+        self.proxy.on(self.words["ask"], Fault.LOSE_REPLY, times=2)
+        with pytest.raises(Indeterminate):
+            step(self.one.ask(ask))
 
-    def later(self, seconds: float) -> None:
+    def later(self, seconds: float, *others: Ask) -> None:
         """Time goes by; the other lease is renewed meanwhile."""
-        while seconds > 0:
-            self.runtime.ahead += min(seconds, 5.0)
-            seconds -= 5.0
-            self.renew()
+        for _ in range(int(seconds / 5)):
+            self.time.pass_by(5.0)
+            secrets = [self.kept.secret, *(ask.secret for ask in others)]
+            answers = step(self.one.renew(secrets))
+            assert answers[0] == Kept(TTL) and all(isinstance(each, Kept | Waiting) for each in answers)
 
     def is_free(self) -> None:
-        ask = self.asking("orders")
+        ask = self.asking()
         step(granted(self.other, ask))
         assert step(self.other.release(ask.secret)) == Released()
 
     def is_taken(self) -> None:
-        assert isinstance(step(self.other.ask(self.asking("orders"))), Busy)
+        assert isinstance(step(self.other.ask(self.asking())), Busy)
 
 
 @pytest.fixture
@@ -95,80 +81,76 @@ def bench(etcd_server: EtcdServer) -> Iterator[Bench]:
     step(bench.harness.close())
 
 
-# Six ways in which giving up can fail.
-
-
-def test_a_release_into_a_black_hole_is_repeated(bench: Bench) -> None:
-    ask = bench.held()
-    bench.proxy.black_hole(drop=True)
-    with pytest.raises(Indeterminate):
-        step(bench.one.release(ask.secret, bench.soon()))
-    bench.proxy.heal()
+# proves authority etcd: ttl
+@pytest.mark.parametrize("how", ["nobody renews it", "its release is lost", "its grant is lost"])
+def test_a_name_ends_by_its_own_ttl(bench: Bench, how: str) -> None:
+    ask = bench.asking()
+    if how == "its grant is lost":
+        bench.lost(ask)
+    else:
+        step(granted(bench.one, ask))
+    if how == "its release is lost":
+        bench.proxy.black_hole(drop=True)
+        with pytest.raises(FencedError):
+            step(bench.one.release(ask.secret, bench.runtime.now() + SOON))
+        bench.proxy.heal()
+    bench.later(TTL - 5)
     bench.is_taken()
-    bench.renew()
+    bench.later(10)
     bench.is_free()
-    assert step(bench.one.release(ask.secret)) == Released(), "and repeating it says the same"
+    assert step(bench.one.ask(ask)) == Ended("expired"), "a late ask revives nothing"
+    assert step(bench.one.release(ask.secret)) == Ended("expired")
 
 
-def test_a_withdrawal_that_is_lost_with_the_asks_reply_is_repeated(bench: Bench) -> None:
-    ask = bench.asking("orders")
-    bench.proxy.on(bench.words["ask"], Fault.LOSE_REPLY, times=2)
-    with pytest.raises(Indeterminate):
-        step(bench.one.ask(ask))
-    bench.proxy.black_hole(drop=True)
-    with pytest.raises(FencedError):
-        step(bench.one.withdraw(ask.secret, bench.soon()))
-    bench.proxy.heal()
+def test_a_lock_delay_follows_as_long_as_it_says(bench: Bench) -> None:
+    ask = bench.held(lock_delay=20.0)
+    bench.later(TTL + 5)
+    view = step(bench.other.observe("orders"))
+    assert view.held_by is None and 0 < view.free_in <= 20
     bench.is_taken()
-    bench.renew()
+    assert step(bench.one.renew([ask.secret])) == [Ended("expired")]
+    bench.later(20)
     bench.is_free()
-    assert step(bench.one.ask(ask)) == Ended("withdrawn")
 
 
-def test_a_waiter_that_gives_up_while_cut_off_lets_others_pass(bench: Bench) -> None:
-    holder, behind = bench.asking("orders"), bench.asking("orders", wait=True)
+def test_a_silent_waiter_loses_its_place(bench: Bench) -> None:
+    """After ten seconds; one that is renewed keeps it."""
+    holder, behind = bench.asking(), bench.asking(wait=True)
     step(granted(bench.other, holder))
-    waiter = bench.asking("orders", wait=True)
-    assert isinstance(step(bench.one.ask(waiter)), Waiting)
-    assert isinstance(step(bench.other.ask(behind)), Waiting)
-    bench.proxy.black_hole(drop=True)
-    with pytest.raises(Indeterminate):
-        step(bench.one.withdraw(waiter.secret, bench.soon()))
-    bench.proxy.heal()
+    silent = bench.asking(wait=True)
+    assert isinstance(step(bench.one.ask(silent)), Waiting)
+    assert isinstance(step(bench.one.ask(behind)), Waiting)
     assert step(bench.other.release(holder.secret)) == Released()
-    assert isinstance(step(bench.other.ask(behind)), Waiting), "it stands behind who has given up"
-    bench.renew()
-    step(granted(bench.other, behind))
+    bench.later(5, behind)
+    assert isinstance(step(bench.one.ask(behind)), Waiting), "it stands behind the silent one"
+    bench.later(10, behind)
+    step(granted(bench.one, behind))
+    assert step(bench.one.ask(silent)) == Ended("expired")
 
 
-def test_a_release_that_ctrl_c_ends_is_repeated(bench: Bench) -> None:
-    ask = bench.held()
-    bench.proxy.on(bench.words["release"], Fault.SWALLOW)
-    bench.ctrl.pressed = True
-    with pytest.raises(KeyboardInterrupt):
-        step(bench.one.release(ask.secret))
-    bench.is_taken()
-    bench.renew()
+def test_a_renewed_attempt_never_ends(bench: Bench) -> None:
+    ask, waiter = bench.held(), bench.asking(wait=True)
+    assert isinstance(step(bench.one.ask(waiter)), Waiting)
+    bench.later(50, ask, waiter)
+    assert step(bench.one.release(ask.secret)) == Released()
+    step(granted(bench.one, waiter))
+    bench.later(50, waiter)
+
+
+@pytest.mark.parametrize("how", ["its grant is lost", "its release is lost"])
+def test_an_etcd_lease_in_doubt_is_not_used_again(bench: Bench, how: str) -> None:
+    """Two attempts on it would keep each other alive. After a release with an answer the next attempt has it."""
+    calm, ask = bench.held("calm"), bench.asking()
+    if how == "its grant is lost":
+        bench.lost(ask)
+    else:
+        step(granted(bench.one, ask))
+        bench.proxy.on(bench.words["release"], Fault.LOSE_REPLY, times=2)
+        with pytest.raises(Indeterminate):
+            step(bench.one.release(ask.secret))
+    after = bench.held("after")
+    bench.later(TTL + 5, calm, after)
     bench.is_free()
-
-
-@pytest.mark.xdist_group("etcd")
-def test_a_block_that_ends_while_the_server_restarts() -> None:
-    """The whole client: the program sees nothing of it, and goes on with its other lease."""
-    with EtcdServer() as server:
-        namespace = secrets.token_hex(8)
-        url = server.url()
-        with (
-            fenced.Client(url, namespace=namespace, guarantee="best-effort") as client,
-            fenced.Client(url, namespace=namespace, guarantee="best-effort") as other,
-        ):
-            kept = client.acquire("kept", ttl=6)
-            with client.hold("orders", ttl=6):
-                server.kill()
-            server.start()
-            other.acquire("orders", ttl=6, wait=30).release()
-            with contextlib.suppress(fenced.LeaseLost):  # on a machine that is slow enough
-                kept.release()
 
 
 # No space.
@@ -181,9 +163,8 @@ def no_space(server: EtcdServer) -> Iterator[None]:
     wire = EtcdWire(EtcdAddress(server.url()), runtime)
     status = server.status()
     assert status is not None
-    member = status.member
     for action in (1, 2):
-        request = integer(1, action) + integer(2, member) + integer(3, 1)
+        request = integer(1, action) + integer(2, status.member) + integer(3, 1)
         step(wire.call(ALARM, request, runtime.now() + 5))
         if action == 1:
             try:
@@ -202,25 +183,21 @@ def full_server() -> Iterator[EtcdServer]:
 
 @pytest.mark.xdist_group("etcd")
 def test_a_release_without_space_frees_the_name(full_server: EtcdServer) -> None:
-    """etcd refuses what writes, and carries out what only deletes. How it ended is written down later."""
+    """etcd refuses what writes, and carries out what only deletes. The old record stops a late ask."""
     bench = Bench(full_server)
-    held, several = bench.held(), bench.held("a", "b")
-    waiter = bench.asking("orders", wait=True)
+    held, several, waiter = bench.held(), bench.held("a", "b"), bench.asking(wait=True)
     assert isinstance(step(bench.other.ask(waiter)), Waiting)
     with no_space(full_server):
         with pytest.raises(Unavailable, match="space"):
             step(bench.one.ask(bench.asking("more")))
         assert step(bench.one.release(held.secret)) == Released()
-        assert step(bench.one.release(held.secret)) == Released()
         assert step(bench.one.release(several.secret)) == Released()
-        bench.renew()
+        bench.later(5)
         assert step(bench.other.withdraw(waiter.secret)) == Released()
         assert [view.name for view in step(bench.other.survey())] == ["kept"]
     bench.is_free()
-    assert step(bench.other.ask(held)) == Ended("revoked"), "as another client sees it"
-    bench.renew()
-    assert step(bench.other.ask(held)) == Ended("released")
-    assert step(bench.other.ask(several)) == Ended("released")
+    for client in (bench.one, bench.other):
+        assert isinstance(step(client.ask(held)), Ended)
     step(bench.harness.close())
 
 
@@ -238,32 +215,30 @@ def test_a_server_whose_quota_is_reached_takes_releases() -> None:
             except Unavailable:
                 fills = False
         wire.close()
-        ask = bench.asking("orders")
         with pytest.raises(Unavailable, match="space"):
-            step(bench.one.ask(ask))
+            step(bench.one.ask(bench.asking()))
         assert step(bench.one.release(bench.kept.secret)) == Released()
         assert step(bench.other.survey()) == []
         step(bench.harness.close())
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_what_etcd_has_done_before_it_said_no_space_is_found(
-    bench: Bench, wait: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_before_no_space_is_found(bench: Bench, wait: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member carries out what another has let through, and says that there is no space all the same."""
-    assert isinstance(bench.one, EtcdAuthority)
     if wait:
-        step(granted(bench.other, bench.asking("orders")))
-    wire, call = bench.one._wire, bench.one._wire.call
+        step(granted(bench.other, bench.asking()))
+    call = EtcdWire.call
 
-    async def full(path: str, request: bytes, until: float, *, repeatable: bool = True) -> bytes:
-        reply = await call(path, request, until, repeatable=repeatable)
+    async def full(
+        self: EtcdWire, path: str, request: bytes, until: float, *, repeatable: bool = True
+    ) -> bytes:
+        reply = await call(self, path, request, until, repeatable=repeatable)
         if path == messages.TXN and messages.TxnReply(reply).succeeded and b'"state":"' in request:
             raise NoSpace("etcdserver: mvcc: database space exceeded")
         return reply
 
-    monkeypatch.setattr(wire, "call", full)
-    ask = bench.asking("orders", wait=wait)
+    monkeypatch.setattr(EtcdWire, "call", full)
+    ask = bench.asking(wait=wait)
     if wait:
         with pytest.raises(Indeterminate, match="space"):  # it stands in the queue
             step(bench.one.ask(ask))
@@ -273,135 +248,3 @@ def test_what_etcd_has_done_before_it_said_no_space_is_found(
         assert isinstance(step(bench.one.ask(ask)), Granted)
         monkeypatch.undo()
     assert step(bench.one.release(ask.secret)) == Released()
-    assert len(bench.one._attempts.signs) == 1
-
-
-# Nobody gives it up at all.
-
-
-def test_an_unknown_ask_that_nobody_withdraws_lapses(bench: Bench) -> None:
-    ask = bench.asking("orders")
-    bench.proxy.on(bench.words["ask"], Fault.LOSE_REPLY, times=2)
-    with pytest.raises(Indeterminate):
-        step(bench.one.ask(ask))
-    bench.later(TTL - 5)
-    bench.is_taken()
-    bench.later(10)
-    bench.is_free()
-    assert step(bench.one.ask(ask)) == Ended("expired")
-
-
-def test_a_late_ask_of_what_has_lapsed_is_not_granted(bench: Bench) -> None:
-    """The request never came, as far as anybody can tell: it may still be under way."""
-    ask = bench.asking("orders")
-    bench.proxy.on(bench.words["ask"], Fault.CUT_BEFORE, times=2)
-    with pytest.raises(Indeterminate):
-        step(bench.one.ask(ask))
-    bench.later(TTL + 5)
-    assert step(bench.other.ask(ask)) == Ended("expired"), "it arrives"
-    bench.is_free()
-
-
-# proves authority etcd: ttl
-@pytest.mark.parametrize("lock_delay", [0.0, 20.0])
-def test_a_lease_that_nobody_renews_lapses(bench: Bench, lock_delay: float) -> None:
-    """And its lock_delay goes by as after every expiry, for as long as it says."""
-    ask = bench.asking("orders", lock_delay=lock_delay)
-    bench.kept = bench.asking("kept with a delay", lock_delay=lock_delay)
-    step(granted(bench.one, bench.kept))
-    step(granted(bench.one, ask))
-    bench.later(TTL - 5)
-    bench.is_taken()
-    if lock_delay:
-        bench.later(lock_delay)
-        view = step(bench.other.observe("orders"))
-        assert view.held_by is None and view.free_in > 0
-        bench.is_taken()
-    bench.later(10)
-    bench.is_free()
-    assert step(bench.one.release(ask.secret)) == Ended("expired")
-
-
-@pytest.mark.parametrize("lost, withdrawn", [(True, False), (True, True), (False, True)])
-def test_a_lock_delay_is_as_long_as_it_says_whatever_reply_is_lost(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, lost: bool, withdrawn: bool
-) -> None:
-    """The reply to the expiry does not come, or the owner withdraws afterwards: the delay goes by, no more, no less."""
-    assert isinstance(bench.one, EtcdAuthority)
-    ask = bench.asking("orders", lock_delay=20.0)
-    bench.kept = bench.asking("kept with a delay", lock_delay=20.0)
-    step(granted(bench.one, bench.kept))
-    step(granted(bench.one, ask))
-    run = bench.one._space.run
-
-    async def run_and_lose(request: bytes, until: float, *, repeatable: bool = True) -> messages.TxnReply:
-        reply = await run(request, until, repeatable=repeatable)
-        if lost and b'"expired","names":["orders"]' in request:
-            monkeypatch.undo()
-            raise Indeterminate("the reply is lost")
-        return reply
-
-    monkeypatch.setattr(bench.one._space, "run", run_and_lose)
-    bench.later(TTL)
-    if withdrawn:
-        assert step(bench.one.withdraw(ask.secret)) == Ended("expired")
-    bench.later(15)
-    bench.is_taken()
-    bench.later(10)
-    bench.is_free()
-
-
-def test_a_waiter_that_nobody_renews_loses_its_place(bench: Bench) -> None:
-    """After ten seconds, as everybody who is silent."""
-    holder, behind = bench.asking("orders"), bench.asking("orders", wait=True)
-    step(granted(bench.other, holder))
-    silent, waits = bench.asking("orders", wait=True), bench.asking("more", wait=True)
-    step(granted(bench.other, bench.asking("more")))
-    assert isinstance(step(bench.one.ask(silent)), Waiting)
-    assert isinstance(step(bench.one.ask(waits)), Waiting)
-    assert isinstance(step(bench.other.ask(behind)), Waiting)
-    assert step(bench.other.release(holder.secret)) == Released()
-    for _ in range(2):
-        assert isinstance(step(bench.other.ask(behind)), Waiting)
-        bench.runtime.ahead += 5.0
-        kept, waiting = step(bench.one.renew([bench.kept.secret, waits.secret]))
-        assert kept == Kept(TTL) and isinstance(waiting, Waiting)
-        step(bench.other.renew([behind.secret]))
-    step(granted(bench.other, behind))
-    assert step(bench.one.ask(silent)) == Ended("expired")
-
-
-def test_who_only_asks_does_not_keep_a_ghost_alive(bench: Bench) -> None:
-    """An ask prolongs a lease, too, if it was not confirmed for some time."""
-    ask = bench.held()
-    for _ in range(4):
-        bench.runtime.ahead += 12.0
-        each = bench.asking("another")
-        step(granted(bench.one, each))
-        assert step(bench.one.release(each.secret)) == Released()
-    bench.is_free()
-    assert step(bench.one.release(ask.secret)) == Ended("expired")
-
-
-def test_what_is_renewed_never_lapses(bench: Bench) -> None:
-    """The other side of it: neither what is held, nor what waits, nor what another client has taken over."""
-    ask, waiter = bench.held(), bench.asking("orders", wait=True)
-    assert isinstance(step(bench.one.ask(waiter)), Waiting)
-    for _ in range(10):
-        bench.runtime.ahead += 5.0
-        kept, held, waiting = step(bench.one.renew([bench.kept.secret, ask.secret, waiter.secret]))
-        assert (kept, held) == (Kept(TTL), Kept(TTL)) and isinstance(waiting, Waiting)
-    assert step(bench.one.release(ask.secret)) == Released()
-    step(granted(bench.one, waiter))
-
-
-def test_nothing_is_remembered_of_what_is_over(bench: Bench) -> None:
-    assert isinstance(bench.one, EtcdAuthority)
-    for _ in range(3):
-        ask = bench.held()
-        assert isinstance(step(bench.one.ask(bench.asking("orders"))), Busy)
-        waiter = bench.asking("orders", wait=True)
-        step(bench.one.ask(waiter))
-        step(bench.one.release(ask.secret))
-        step(bench.one.withdraw(waiter.secret))
-    assert len(bench.one._attempts.signs) == 1

@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from fenced.stores.etcd.authority.carrying import Carrying
-from fenced.stores.etcd.authority.looking import QueueReader
-from fenced.stores.etcd.authority.renewing import EtcdRenewal
+from fenced.stores.etcd.authority.leases import HoldLeases, LeasePool
+from fenced.stores.etcd.authority.renewing import Renewing
 from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
 from fenced.testing import wandering
 from fenced.values import timing
-from fenced.values.model import Ended, Gone, Waiting
+from fenced.values.model import Gone, Waiting
 from fenced_testkit.servers import EtcdServer, ZooKeeperServer
 from tests.conformance.authorities import test_etcd, test_zookeeper
 from tests.etcd.aging import SCALE
@@ -26,36 +25,38 @@ def answering(value: Any) -> Any:
     return planted
 
 
+take = LeasePool.take
+
+
+async def shared(pool: LeasePool, ttl: float, until: float, delay: float = 0.0) -> HoldLeases:
+    leases = await take(pool, ttl, until, delay)
+    pool.give(leases)
+    return leases
+
+
 @pytest.mark.parametrize(
     ("name", "where", "method", "planted"),
     [
         pytest.param(
             "leases_of_one_holder_are_independent",
-            Carrying,
-            "take_over",
-            answering(True),
-            id="kept alive for all",
+            LeasePool,
+            "take",
+            shared,
+            id="one etcd lease for all",
         ),
         pytest.param(
             "a_waiter_is_granted_elsewhere",
-            EtcdRenewal,
-            "_again",
+            Renewing,
+            "_queued",
             answering(Waiting(0.0)),
             id="still in the queue",
         ),
         pytest.param(
             "a_lease_is_renewed_by_turns",
-            EtcdRenewal,
-            "_again",
-            answering(Ended("revoked")),
-            id="not looked for",
-        ),
-        pytest.param(
-            "a_lease_is_renewed_by_turns",
-            QueueReader,
-            "_records",
-            answering({}),
-            id="the revision of a claim",
+            Renewing,
+            "_held",
+            answering(None),
+            id="its claims are not looked for",
         ),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from fenced.net.pool import ConnectionBroken
 from fenced.stores.etcd.authority.authority import EtcdAuthority
-from fenced.stores.etcd.authority.leases import EtcdSession, Sessions
+from fenced.stores.etcd.authority.leases import EtcdLease, LeasePool
 from fenced.stores.etcd.authority.namespace import Namespace
 from fenced.stores.etcd.authority.watching import EtcdWakeups
 from fenced.stores.etcd.wire.cluster import EtcdWire
@@ -16,7 +16,6 @@ from fenced.stores.etcd.wire.http2 import GrpcConnection
 from fenced.stores.etcd.wire.messages import TxnReply
 from fenced.stores.etcd.wire.protobuf import fields, integer, message, raw
 from fenced.values.contracts import Selector
-from fenced.values.model import Holder
 from fenced_testkit.worlds.etcd import EtcdBackend
 from tests.planted import bugs
 from tests.simulation.planting import over, with_authority
@@ -75,19 +74,18 @@ class WatchesAreNotResumed(EtcdAuthority):
         self._wakeups.__class__ = ForgetfulWakeups
 
 
-class TrustingSessions(Sessions):
-    async def holding(self, holder: Holder, ttl: float, delay: float, until: float) -> EtcdSession:
-        for session in self._sessions.values():
-            session.hold.confirmed = self._now()
-        return await super().holding(holder, ttl, delay, until)
+class TrustingPool(LeasePool):
+    def _is_fresh(self, lease: EtcdLease) -> bool:
+        lease.confirmed = self._now()
+        return True
 
 
 class LeaseIsBelievedToLive(EtcdAuthority):
-    """A client attaches names to an etcd lease that it has, and believes without asking that the lease is renewed."""
+    """A client attaches names to an idle etcd lease that it has, and believes without asking that the lease lives."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._sessions.__class__ = TrustingSessions
+        self._pool.__class__ = TrustingPool
 
 
 class SerializableNamespace(Namespace):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fenced.stores.etcd.authority.keys import CLAIM, DELAY, PLACE, ClaimInfo, KeyRecord, is_claim
+from fenced.stores.etcd.authority.keys import CLAIM, DELAY, PLACE, ClaimInfo, KeyRecord
 from fenced.stores.etcd.authority.leases import LeasePool
 from fenced.stores.etcd.authority.namespace import Namespace
 from fenced.stores.etcd.wire.messages import TXN_OPS_MAX, Found, KeyValue, get
@@ -74,15 +74,7 @@ class QueueReader:
         if claim is None:
             return None
         left = await self._pool.leases.left(claim.lease, until)
-        if left < 0:
-            return None
-        records = await self._records([claim], until)
-        return self._held_by(claim, left, records)
-
-    def _held_by(self, claim: KeyValue, left: float, records: dict[str, KeyValue]) -> HeldBy:
-        about = ClaimInfo.read(claim.value)
-        granted = records.get(about.public, claim)
-        return HeldBy(about.holder, granted.modified + about.offset, about.public, max(0.0, float(left)))
+        return None if left < 0 else _held_by(claim, left)
 
     # Views.
 
@@ -121,24 +113,13 @@ class QueueReader:
         for kv in (kv for group in names.values() for kv in group):
             if kv.lease not in left:
                 left[kv.lease] = await self._pool.leases.left(kv.lease, until)
-        records = await self._records((kv for group in names.values() for kv in group), until, many=True)
+        records = await self._records((kv for group in names.values() for kv in group), until)
         return [self._view(name, group, left, records) for name, group in names.items()]
 
-    async def _records(
-        self, kvs: Iterable[KeyValue], until: float, *, many: bool = False
-    ) -> dict[str, KeyValue]:
-        """The records of attempts whose claim was written again since the grant; with `many`, also of several names.
-
-        A claim that is as it was created was written by the grant, so its own revision shows the token.
-        """
+    async def _records(self, kvs: Iterable[KeyValue], until: float) -> dict[str, KeyValue]:
+        """The records of attempts that have several names."""
         keys = self._space.keys
-        publics = sorted(
-            {
-                about.public
-                for kv, about in ((kv, ClaimInfo.read(kv.value)) for kv in kvs)
-                if (is_claim(kv.key) and kv.created != kv.modified) or (many and about.many)
-            }
-        )
+        publics = sorted({about.public for kv in kvs if (about := ClaimInfo.read(kv.value)).many})
         found: dict[str, KeyValue] = {}
         for start in range(0, len(publics), TXN_OPS_MAX):
             part = publics[start : start + TXN_OPS_MAX]
@@ -161,10 +142,16 @@ class QueueReader:
             kind, about = self._space.keys.spot(kv.key).kind, ClaimInfo.read(kv.value)
             seconds = float(max(0, left[kv.lease]))
             if kind == CLAIM:
-                held_by = self._held_by(kv, seconds, records)
+                held_by = _held_by(kv, seconds)
                 names, ttl = covered.get(about.public, (name,)), about.ttl
             elif kind == PLACE and (held_by is None or about.public != held_by.grant):
                 waiters.append(Waiter(about.holder, covered.get(about.public, (name,)), seconds))
             if kind in (CLAIM, DELAY):
                 free_in = max(free_in, seconds)
         return NameView(name, held_by, names, ttl, free_in, tuple(waiters))
+
+
+def _held_by(claim: KeyValue, left: float) -> HeldBy:
+    """The token comes from the revision of the claim: only a grant writes one."""
+    about = ClaimInfo.read(claim.value)
+    return HeldBy(about.holder, claim.modified + about.offset, about.public, max(0.0, float(left)))
