@@ -70,7 +70,9 @@ class Settler:
 
     def retry_now(self, given_up: GivenUp) -> None:
         """Let the loop retry until the authority answers or the attempt has expired: the caller got no answer."""
-        given_up.retry_at = self._runtime.now()
+        now = given_up.retry_at = self._runtime.now()
+        # Counted from here: the attempt may have been prolonged for as long as its request was on the way.
+        given_up.forget_at = now + timing.repeat_for(given_up.ttl)
         self._start()
 
     def start_if_due(self) -> None:
@@ -125,11 +127,15 @@ class Settler:
         """Retry what is due. The first try without an answer ends the round: the next would meet the same silence."""
         for given_up in list(self._given_up.values()):
             now = self._runtime.now()
-            if now >= given_up.forget_at:
-                self.settled(given_up)  # the authority has expired it by now
-            elif self._closed or given_up.retry_at > now:
+            late = now >= given_up.forget_at
+            if self._closed or (given_up.retry_at > now and not late):
                 continue
-            elif not await self._try(given_up, now + timing.CALL_SECONDS):
+            answered = await self._try(given_up, now + timing.CALL_SECONDS)
+            if late and given_up.secret in self._given_up:
+                # The authority should have expired it by now. It may not have, if everything stood still or its leader
+                # changed: hence the last try.
+                self.settled(given_up)
+            if not answered:
                 return
 
     async def _try(self, given_up: GivenUp, until: float) -> bool:
