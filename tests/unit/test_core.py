@@ -227,6 +227,23 @@ def test_a_release_is_not_repeated_after_the_lease_has_expired() -> None:
     play(story)
 
 
+def test_a_release_is_tried_once_more_after_a_stand_still() -> None:
+    """Longer than the ttl; but an authority whose leader changed meanwhile has begun the ttl again."""
+
+    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=5))
+        authority.fails = Unavailable
+        with pytest.raises(Unavailable):
+            await engine.release(hold)
+        authority.fails, tried = None, authority.tried
+        runtime._process.pause(100)
+        await sleep(runtime, 0.01)
+        await sleep(runtime, 10)
+        assert authority.tried == tried + 1
+
+    play(story)
+
+
 def test_a_hanging_withdrawal_delays_no_renewal() -> None:
     async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
         given_up = await engine.acquire(LeaseRequest.checked(["a"], ttl=60))
