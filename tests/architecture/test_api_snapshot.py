@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import fenced
+from fenced.client import decorating, once
 from fenced.client import faces as client
 from fenced.sql import clauses
 
@@ -61,7 +62,7 @@ NEED_A_PACKAGE = {
     "fenced.http.requests": "requests",
     "fenced.redis": "redis",
 }
-ENTERING = ("__init__", "__enter__", "__exit__", "__aenter__", "__aexit__")
+ENTERING = ("__init__", "__call__", "__enter__", "__exit__", "__aenter__", "__aexit__")
 HANDED_OUT = re.compile(r"(Async|Sqlite)?(Lease|Transaction|Announced)|(Plain|Async)?Clause")
 """Classes that programs get and never make: how they are made is nobody's business."""
 STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
@@ -215,15 +216,32 @@ OTHER_NAMES = {
 """Methods of asyncio that have another name than their twin."""
 
 
+HANDED_OUT_TWINS = (
+    (client.LeaseContext, client.AsyncLeaseContext),
+    (clauses.Clause, clauses.AsyncClause),
+    (once.Once, once.AsyncOnce),
+    (decorating.Held, decorating.AsyncHeld),
+)
+INSIDE = set("AsyncClientChannel AsyncPsycopgSession AsyncAlchemySession AsyncpgSession AsyncDoorway".split())
+"""Classes of drivers and frameworks that programs never meet: their twins differ as the drivers do."""
+
+
 def twins() -> list[tuple[type, type]]:
-    """Each public class whose name begins with Async, and its twin of the same module; and two that are handed out."""
+    """Each public class whose name begins with Async, and its twin of the same module; and those handed out."""
     modules = [importlib.import_module(name) for name in MODULES]
-    return [
+    public = [
         (getattr(module, name.removeprefix("Async")), getattr(module, name))
         for module in modules
         for name in public_names(module)
         if name.startswith("Async")
-    ] + [(client.LeaseContext, client.AsyncLeaseContext), (clauses.Clause, clauses.AsyncClause)]
+    ]
+    return [*public, *HANDED_OUT_TWINS]
+
+
+def test_every_asyncio_class_has_a_twin_that_is_compared() -> None:
+    sources = Path(fenced.__file__).parent.rglob("*.py")
+    found = {name for path in sources for name in re.findall(r"^class (Async\w+)", path.read_text(), re.M)}
+    assert found - INSIDE == {twin.__name__ for _, twin in twins()}
 
 
 def face(kind: type) -> dict[str, object]:
