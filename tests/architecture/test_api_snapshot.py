@@ -240,7 +240,9 @@ def twins() -> list[tuple[type, type]]:
 
 def test_every_asyncio_class_has_a_twin_that_is_compared() -> None:
     sources = Path(fenced.__file__).parent.rglob("*.py")
-    found = {name for path in sources for name in re.findall(r"^class (Async\w+)", path.read_text(), re.M)}
+    found = {
+        name for path in sources for name in re.findall(r"^class (Async\w+)", path.read_text(), re.MULTILINE)
+    }
     assert found - INSIDE == {twin.__name__ for _, twin in twins()}
 
 

@@ -247,4 +247,4 @@ def test_one_outage_of_many_leases_is_few_lines(caplog: pytest.LogCaptureFixture
     assert len(caplog.records) == 11
     now[0] = 61.0
     report(events.LeaseEnded(("n",), 101, "g", "expired"))
-    assert caplog.records[-1].getMessage().endswith("(and 90 more of these before)")
+    assert caplog.records[-1].getMessage().endswith("(90 more like this before it)")

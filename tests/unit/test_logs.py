@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from fenced.errors import Misuse, Unavailable
-from fenced.runtime.logs import LINES_MAX, LINES_SECONDS, QUIET_SECONDS, LimitedLog, OutageLog
+from fenced.runtime.logs import QUIET_SECONDS, LimitedLog, OutageLog
+from fenced.values.lines import LINES_MAX, LINES_SECONDS
 
 LOG = logging.getLogger("fenced.test")
 

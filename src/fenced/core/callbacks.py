@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from fenced import events
+from fenced.values.lines import LineLimit
 
 log = logging.getLogger("fenced")
-LINES_MAX = 10
-"""How many events of one kind are logged in a minute."""
 
 
 def call_user_callback(call: Callable[..., Any], *args: object) -> None:
@@ -28,15 +27,15 @@ def call_user_callback(call: Callable[..., Any], *args: object) -> None:
 class Reporter:
     """Passes every event on to the program's callback, and logs those that need attention.
 
-    One outage may concern thousands of leases: of each kind of event at most ten a minute are logged, and then how many
-    more there were. Several threads may report: a count that two of them change at once is off by one, and that is all.
+    One outage may concern thousands of leases, so the lines about each kind of event are limited. Several threads may
+    report, without a lock: `setdefault` gives all of them the same counter.
     """
 
     def __init__(self, call: Callable[[events.Event], None] | None, now: Callable[[], float]) -> None:
         self._call = call
         self._now = now
-        self._minutes: dict[type, tuple[float, int]] = {}
-        """By kind of event: when the minute began, and how many there were in it."""
+        self._limits: dict[type, LineLimit] = {}
+        """By kind of event."""
 
     def __call__(self, event: events.Event) -> None:
         if (sentence := _sentence(event)) is not None:
@@ -45,14 +44,8 @@ class Reporter:
             call_user_callback(self._call, event)
 
     def _log(self, kind: type, sentence: str) -> None:
-        now = self._now()
-        began, count = self._minutes.get(kind, (now, 0))
-        more = ""
-        if now - began >= 60.0:
-            more = f" (and {count - LINES_MAX} more of these before)" if count > LINES_MAX else ""
-            began, count = now, 0
-        self._minutes[kind] = (began, count + 1)
-        if count < LINES_MAX:
+        more = self._limits.setdefault(kind, LineLimit()).admit(self._now())
+        if more is not None:
             log.warning("%s%s", sentence, more)
 
 

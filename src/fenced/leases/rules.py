@@ -8,6 +8,7 @@ from typing import Any
 
 from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
 from fenced.values.contracts import Authority, Trait
+from fenced.values.failures import NoNamespace
 from fenced.values.model import Ask, AskAnswer, Busy, Holder
 
 QUEUE_MAX = 10_000
@@ -42,10 +43,6 @@ def reused_attempt() -> Misuse:
 
 def tokens_used_up() -> Misconfigured:
     return Misconfigured("the tokens of this namespace are used up; start a new namespace")
-
-
-class NoNamespace(Misconfigured):
-    """The store is as it should be, but nobody has created this namespace."""
 
 
 def no_namespace(where: object, namespace: str) -> NoNamespace:

@@ -16,11 +16,6 @@ from fenced.errors import Misconfigured, Misuse, redacted, shown
 from fenced.runtime import clocks
 from fenced.runtime.machine import IN_MEMORY, NETWORK, mount_of
 
-
-class FileInUse(Misconfigured):
-    """Another process has this file for itself, until it ends."""
-
-
 FileId = tuple[int, int]
 """Device and inode: they identify the file, whatever its name is."""
 NO_FILE: FileId = (0, 0)

@@ -4,9 +4,8 @@
     /v1/shops/{shop}/orders/{id} = orders/{path.shop}/{path.id}
     carts/{header.x-cart}                 every path
 
-A template has `{path.x}`, `{header.x}` and `{query.x}`. The route before ` = ` says which paths it is for, and names
-their segments; without a route, the path looks like the name. `{id:int}` in a route is a number without leading zeros,
-because an upstream may read 042 as 42.
+The grammar is that of `fenced.values.templates`, with the sources path, header and query. The route before ` = ` says
+which paths a name is for; without a route, the path looks like the name.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from fenced.errors import Misuse, shown
 from fenced.http1.heads import Headers
 from fenced.proxy.passing import plain_name
 from fenced.values.model import check_name
+from fenced.values.templates import Field, Parts, RouteTemplate, check_parts, parts_of
 
-_FIELD = re.compile(r"\{(path|header|query)\.([A-Za-z0-9_-]+)\}")
-_SEGMENT = re.compile(r"\{([A-Za-z0-9_-]+)(:int)?\}")
+_SOURCES = ("path", "header", "query")
 FOUND_MAX = 4096
-_INTEGER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 
 
 class NoName(Misuse):
@@ -35,45 +33,26 @@ class NoName(Misuse):
 class NameTemplate:
     """A route and a name with fields in it."""
 
-    route: tuple[str, ...]
-    """Segments of a path; `{x}` stands for any one, `{x:int}` for a number."""
-    parts: tuple[str | tuple[str, str], ...]
-    """Texts, and fields such as ("path", "id")."""
+    route: RouteTemplate
+    parts: Parts
 
     @classmethod
     def parse(cls, text: str) -> NameTemplate:
         """Read `NAME` or `/ROUTE = NAME`."""
-        route, equals, name = text.partition(" = ")
+        path, equals, name = text.partition(" = ")
         if not text.startswith("/"):
-            route, name = "/" + _looks_like(text), text
+            path, name = "/" + _looks_like(text), text
         elif not equals:
             raise Misuse(f"a route and its name are '/orders/{{id}} = orders/{{path.id}}', not {shown(text)}")
-        pieces = _FIELD.split(name)
-        parts: list[str | tuple[str, str]] = [pieces[0]]
-        for source, field, rest in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
-            parts += [(source, field.lower() if source == "header" else field), rest]
-        if "{" in "".join(part for part in parts if isinstance(part, str)):
-            raise Misuse(f"the fields of a name are {{path.x}}, {{header.x}} and {{query.x}}: {shown(text)}")
-        segments = tuple(segment for segment in route.strip().split("/")[1:] if segment)
-        known = {found[1] for segment in segments if (found := _SEGMENT.fullmatch(segment))}
-        for part in parts:
-            if isinstance(part, tuple) and part[0] == "path" and part[1] not in known:
-                raise Misuse(f"the route of {shown(text)} has no segment {{{part[1]}}}")
-        return cls(segments, tuple(part for part in parts if part))
-
-    def matched(self, segments: Sequence[str]) -> dict[str, str] | None:
-        """The named segments of a path that begins with the route; None if it does not."""
-        if len(segments) < len(self.route):
-            return None
-        found = {}
-        for wanted, segment in zip(self.route, segments, strict=False):
-            if named := _SEGMENT.fullmatch(wanted):
-                if named[2] and not _INTEGER.fullmatch(segment):
-                    return None
-                found[named[1]] = segment
-            elif wanted != segment:
-                return None
-        return found
+        parts = tuple(
+            Field("header", part.name.lower())
+            if isinstance(part, Field) and part.source == "header"
+            else part
+            for part in parts_of(name, _SOURCES)
+        )
+        route = RouteTemplate.of(filter(None, path.strip().split("/")), text)
+        check_parts(parts, route, text)
+        return cls(route, parts)
 
     def name(self, path: dict[str, str], headers: Iterable[tuple[bytes, bytes]], query: str) -> str:
         """The name. NoName unless every field has exactly one value, which is not empty and has no slash."""
@@ -147,10 +126,10 @@ class Naming:
     def __init__(self, templates: Sequence[str]) -> None:
         self._templates = [NameTemplate.parse(text) for text in templates]
         self._by_path = all(
-            part[0] == "path"
+            part.source == "path"
             for template in self._templates
             for part in template.parts
-            if isinstance(part, tuple)
+            if isinstance(part, Field)
         )
         self._found: dict[bytes, str] = {}
         """By target, if the path alone decides: the same paths come again and again."""
@@ -171,7 +150,7 @@ class Naming:
         path, _, query = _text(target).partition("?")
         segments = segments_of(path)
         for template in self._templates:
-            if (found := template.matched(segments)) is not None:
+            if (found := template.route.matched(segments)) is not None:
                 return template.name(found, headers, query)
         return None
 
@@ -180,14 +159,10 @@ def _looks_like(name: str) -> str:
     """The route of a name that has none: its segments up to the first field that is not of the path."""
     segments = []
     for segment in name.split("/"):
-        if not (found := _FIELD.fullmatch(segment)):
-            if "{" in segment:
-                break
-            segments.append(segment)
-        elif found[1] == "path":
-            segments.append(f"{{{found[2]}}}")
-        else:
+        parts = parts_of(segment, _SOURCES)
+        if not all(isinstance(part, str) or (part.source == "path" and len(parts) == 1) for part in parts):
             break
+        segments.append("".join(part if isinstance(part, str) else f"{{{part.name}}}" for part in parts))
     return "/".join(segments) if any("{" in segment for segment in segments) else ""
 
 

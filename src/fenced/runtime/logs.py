@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable
 
 from fenced.errors import FencedError, Indeterminate, Unavailable, redacted
 from fenced.runtime import clocks
+from fenced.values.lines import LineLimit
 
 QUIET_SECONDS = 5.0
 """An outage is over when something has worked this long after the last failure."""
-LINES_MAX = 10
-LINES_SECONDS = 60.0
 
 
 class OutageLog:
@@ -59,20 +57,12 @@ class LimitedLog:
     def __init__(self, log: logging.Logger, now: Callable[[], float] = clocks.now) -> None:
         self._log = log
         self._now = now
-        self._began = -math.inf
-        self._lines = 0
-        self._left_out = 0
+        self._limit = LineLimit()
 
     def warning(self, text: str) -> None:
-        if self._now() - self._began >= LINES_SECONDS:
-            self._began, self._lines = self._now(), 0
-        if self._lines >= LINES_MAX:
-            self._left_out += 1
-            return
-        self._lines += 1
-        more = f" ({self._left_out} more like this before it)" if self._left_out else ""
-        self._left_out = 0
-        self._log.warning("%s%s", text, more)
+        more = self._limit.admit(self._now())
+        if more is not None:
+            self._log.warning("%s%s", text, more)
 
 
 def line_of(error: Exception) -> str:

@@ -15,7 +15,6 @@ from fenced.http1.connections import ServerExchange
 from fenced.http1.heads import HEADERS_MAX, BadMessage
 from fenced.http1.limits import HEAD_BYTES_MAX
 from fenced.http1.writing import ServerReply
-from fenced.leases.rules import NoNamespace
 from fenced.net.problems import Problem, problem
 from fenced.runtime import clocks
 from fenced.runtime.aio import AioRuntime
@@ -48,6 +47,7 @@ from fenced.service.requests import Call, Router, ServiceHead
 from fenced.service.routes import ROUTES, ApiRoute
 from fenced.service.values import ServedValues
 from fenced.service.work import Work, work_of
+from fenced.values.failures import NoNamespace
 from fenced.values.model import BatchAnswer, BatchOperation, grant_id
 
 PAGE_MAX = 1000

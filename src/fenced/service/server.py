@@ -20,12 +20,12 @@ from datetime import UTC, datetime
 from fenced.errors import FencedError, Misconfigured
 from fenced.http1.limits import HttpLimits
 from fenced.http1.server import HttpServer, ListenOptions, fast_loop, listening
-from fenced.net.filesystem import FileInUse
 from fenced.runtime.supervised import notify
 from fenced.service.access import TokenFile, is_loopback
 from fenced.service.api import Api
 from fenced.service.limits import Limits
 from fenced.service.namespaces import MakeAuthority, ServedNamespace
+from fenced.values.failures import FileInUse
 from fenced.values.model import Standing
 
 STOP_SECONDS = 10

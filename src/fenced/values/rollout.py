@@ -8,14 +8,13 @@ from datetime import datetime
 from typing import Any
 
 from fenced.errors import InvalidStamp
-from fenced.values.decision import Mark, Mode, Ruling, Verdict
+from fenced.values.decision import MODES, Mark, Mode, Ruling, Verdict
 from fenced.values.model import Stamp
 from fenced.values.schema import Schema
 
 QUIET_SECONDS = 86_400.0
 """How long a stage must have been quiet before the next one is called safe, unless somebody says otherwise."""
 
-_MODES = ("observe", "shadow", "canary", "enforce", "require")
 """The stages of a rollout, in their order."""
 
 
@@ -221,7 +220,7 @@ def advised(status: GuardStatus, now: datetime, quiet_for: float) -> GuardStatus
 
 
 def _next(stage: Stage, status: GuardStatus, now: datetime, quiet_for: float) -> Next:
-    between = _MODES[_MODES.index(Mode.parse(stage.mode).name) + 1 :]
+    between = MODES[MODES.index(Mode.parse(stage.mode).name) + 1 :]
     return Next(between[0], _against(between[0], stage, status, now, quiet_for)) if between else Next(None)
 
 
@@ -234,7 +233,7 @@ def skipped(
     stage = own.get(pattern) or own.get("*")
     if stage is None:
         return (), ()
-    skips = _MODES[_MODES.index(Mode.parse(stage.mode).name) + 1 : _MODES.index(target)]
+    skips = MODES[MODES.index(Mode.parse(stage.mode).name) + 1 : MODES.index(target)]
     return skips, _against(target, stage, status, now, quiet_for) if skips else ()
 
 

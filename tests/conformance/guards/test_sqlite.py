@@ -84,7 +84,7 @@ def test_marks_and_values_are_synced_together(tmp_path: Path) -> None:
     guard = SqliteValues(tmp_path / "values.db", BlockingRuntime())
     step(guard.open())
     seen: list[str] = []
-    connection = guard._idle[-1]
+    connection = guard._idle[-1].connection
     connection.set_trace_callback(seen.append)
     step(guard.write(Credential((stamp(5),)), "orders/42", b"A"))
     connection.set_trace_callback(None)

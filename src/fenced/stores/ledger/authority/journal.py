@@ -21,11 +21,11 @@ from typing import Any, NamedTuple, Protocol
 
 from fenced.errors import FencedError, Misconfigured, Unavailable
 from fenced.net import filesystem
-from fenced.net.filesystem import FileInUse
 from fenced.runtime.machine import boot_id
 from fenced.stores.ledger.authority import segments
 from fenced.stores.ledger.authority.changes import Change
 from fenced.stores.ledger.authority.segments import JournalEntry, Segment
+from fenced.values.failures import FileInUse
 from fenced.values.schema import Schema, check_readable
 
 SCHEMA_VERSION = 2

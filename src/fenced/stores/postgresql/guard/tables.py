@@ -213,12 +213,7 @@ class PostgresqlTable:
 
     async def enter(self, credential: Credential | None) -> None:
         """Begin a transaction, with the announcement as its first statement."""
-        if self._session.state() == "closed":
-            raise Misuse("this connection is closed, or busy with another statement")
-        if self._session.state() != "idle":
-            raise Misuse(
-                "this connection is in a transaction already: commit it first, or use announce_within"
-            )
+        self._expect_idle()
         if credential is None:
             await self._begin_unstamped()
             return

@@ -10,7 +10,7 @@ from fenced.errors import FencedError, Misconfigured
 from fenced.leases.rules import NAMESPACE_ORDER, made_final, no_namespace, reused_attempt
 from fenced.net.pool import Pool, Wires
 from fenced.stores.redis.address import RedisAddress, redis_address
-from fenced.stores.redis.authority import probe, replies
+from fenced.stores.redis.authority import replies, settings
 from fenced.stores.redis.authority.listening import RedisWakeups
 from fenced.stores.redis.authority.scripts import RedisScript, scripts_of, tag, us
 from fenced.stores.redis.wire.connection import RedisWire
@@ -114,7 +114,7 @@ class RedisAuthority:
         self._route = route_to(address, runtime, f"{{{tag(self._namespace)}}}")
         self._scripts = scripts_of(self._namespace)
         self._realm = ""
-        self._promise = probe.SettingsPromise(self.url)
+        self._promise = settings.SettingsPromise(self.url)
         self._wires: Wires[RedisWire] = Wires()
         self._pool = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
         self._renewals = Pool(runtime, self._connect, limit=1, where=self.url)
@@ -187,7 +187,7 @@ class RedisAuthority:
         """How tokens could repeat on this server, by its current settings."""
         found = await wire.pipeline(REQUESTS, until)
         wire.objection = None  # the caller judges these settings; the next connection reads them again
-        return probe.doubts(found, self.url)
+        return settings.doubts(found, self.url)
 
     async def _confirmed(self, wire: RedisWire, until: float) -> None:
         """Wait until a replica has this connection's last write. Indeterminate if none confirms it in time."""

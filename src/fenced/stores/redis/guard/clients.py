@@ -1,7 +1,8 @@
 """The user's own clients: redis.Redis and redis.asyncio.Redis, and those of clusters.
 
 Commands are sent on a connection of the client's pool, not by `execute_command`: that repeats a command whose reply was
-lost, and an operation could be carried out twice without anybody knowing.
+lost, and an operation could be carried out twice without anybody knowing. A client with `single_connection_client` has
+a pool, too, and the guard takes a second connection from it: the lock of the first is private in asyncio.
 """
 
 from __future__ import annotations
@@ -173,9 +174,6 @@ class ClientChannel(_ClientChannel):
         return reply
 
     def _sent(self, client: Any, words: tuple[Word, ...], confirm: bool, asking: bool = False) -> Any:
-        if client.connection is not None:  # a client that has only one connection
-            with client.single_connection_lock:
-                return self._exchanged(client.connection, words, confirm, asking)
         pool = client.connection_pool
         try:
             connection = pool.get_connection()
@@ -243,13 +241,8 @@ class AsyncClientChannel(_ClientChannel):
     async def _reply(self, words: tuple[Word, ...], key: str | bytes, confirm: bool = False) -> Any:
         if self.in_cluster:
             return await self._routed(words, key, confirm)
-        client = self.client
-        pool = client.connection_pool
+        pool = self.client.connection_pool
         try:
-            if client.single_connection_client:
-                await client.initialize()
-                async with client._single_conn_lock:
-                    return await self._exchanged(client.connection, words, confirm)
             connection = await pool.get_connection()
         except _LOST as error:
             raise self.unreachable(error) from error

@@ -10,6 +10,7 @@ import sqlite3
 
 from fenced.errors import Contended, FencedError, Indeterminate, Misconfigured, Misuse, Unavailable
 from fenced.guards.answers import error_for
+from fenced.stores.sqlite.failures import Failure, failure_of
 from fenced.values.decision import Verdict
 
 
@@ -35,7 +36,6 @@ def verdict_in(error: BaseException) -> tuple[Verdict, str, str | None] | None:
 
 def translate(error: sqlite3.Error) -> FencedError:
     """The typed error for an error of one of our own statements."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if isinstance(error, sqlite3.ProgrammingError):
         if "closed database" in str(error):
             return Misuse("this connection is closed")
@@ -44,17 +44,15 @@ def translate(error: sqlite3.Error) -> FencedError:
         return Misuse(f"{error}: fetch all rows of every statement (RETURNING, SELECT) before the block ends")
     if "no such table: fenced_" in str(error):
         return Misconfigured("no guard is installed in this database; run its install()")
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Contended(f"the guarded database is locked by another writer: {error}")
-    whole = getattr(error, "sqlite_errorcode", 0)
-    if (
-        code == sqlite3.SQLITE_FULL or whole == sqlite3.SQLITE_IOERR_SHMSIZE
-    ):  # no room for the index of the log
-        return Unavailable("the disk under the guarded database is full; free some space")
-    if code == sqlite3.SQLITE_IOERR:
-        return Indeterminate(f"the disk under the guarded database failed: {error}")
-    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return Misconfigured(f"the guarded database cannot be written: {error}")
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return Misconfigured(f"the guarded database is damaged: {error}")
+    match failure_of(error):
+        case Failure.LOCKED:
+            return Contended(f"the guarded database is locked by another writer: {error}")
+        case Failure.FULL:
+            return Unavailable("the disk under the guarded database is full; free some space")
+        case Failure.DISK | Failure.SHORT_LOG:
+            return Indeterminate(f"the disk under the guarded database failed: {error}")
+        case Failure.READ_ONLY:
+            return Misconfigured(f"the guarded database cannot be written: {error}")
+        case Failure.DAMAGED:
+            return Misconfigured(f"the guarded database is damaged: {error}")
     return Unavailable(f"the guarded database answered: {error}")
