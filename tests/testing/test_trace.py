@@ -14,7 +14,7 @@ import pytest
 
 from fenced.errors import Misconfigured
 from fenced.testing.lives import Deviation, Promises, TracedCall
-from fenced.testing.trace import Trace, main
+from fenced.testing.trace import Trace, line_of, main, opened_line
 from fenced.testing.tracing import TraceFile
 from fenced_testkit.servers import ServiceServer
 
@@ -190,7 +190,27 @@ def test_a_service_under_a_storm_deviates_nowhere(tmp_path: Path, capsys: pytest
         assert "namespace default: " in capsys.readouterr().err
 
 
-def test_what_is_no_trace_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "trace").write_text('{"namespace": "default"}\n')
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"namespace": "default"}',
+        '{"namespace": "x", "op": "renew", "attempt": "a", "sent": 1}',  # of a namespace that nobody has opened
+        "[]",
+        "torn {",
+    ],
+)
+def test_what_is_no_trace_is_said(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "trace").write_text(opened_line("default", ["namespace-order"], 0, 0.0) + line + "\n")
     assert main([str(tmp_path / "trace")]) == 2
-    assert "line 1 is none of a trace" in capsys.readouterr().err
+    assert "line 2 is none of a trace" in capsys.readouterr().err
+
+
+def test_a_restart_may_have_lost_the_last_lines(tmp_path: Path) -> None:
+    """A release that was decided, and not noted before the process was killed, is no deviation of its successor."""
+    file = tmp_path / "trace"
+    lines = [opened_line("default", ["namespace-order"], 0, 0.0), line_of(GOOD[0], "default")]
+    after = line_of(asks(B, 2.0, "granted", 2), "default")
+    file.write_text("".join([*lines, after]))
+    assert main([str(file)]) == 1
+    file.write_text("".join([*lines, opened_line("default", ["namespace-order"], 1, 1.0), after]))
+    assert main([str(file)]) == 0

@@ -296,7 +296,7 @@ def line_of(call: TracedCall, namespace: str) -> str:
     found: dict[str, Any] = {"namespace": namespace}
     for key in call.__slots__:
         value = getattr(call, key)
-        if value not in ("", (), 0) and value != NEVER:
+        if key == "sent" or (value not in ("", (), 0) and value != NEVER):
             found[key] = round(value, 6) if isinstance(value, float) else value
     return json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n"
 
@@ -317,13 +317,24 @@ def read(lines: Iterable[str]) -> dict[str, Trace]:
             if "opened" in fields:
                 trace = found.setdefault(name, Trace(Promises.of(fields["traits"])))
                 if fields["last_token"]:
+                    # Decisions that a killed process had made, and not yet noted, are not in its trace.
+                    trace.forgiven = max(trace.forgiven, fields["opened"])
                     trace.unseen_until = max(trace.unseen_until, fields["opened"] + UNSEEN_SECONDS)
             else:
-                fields["names"] = tuple(fields.get("names", ()))
-                found[name].calls.append(TracedCall(**fields))
+                found[name].calls.append(call_of(fields))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"line {number} is none of a trace: {error!r}") from None
     return found
+
+
+def call_of(fields: dict[str, Any]) -> TracedCall:
+    for key, value in fields.items():
+        wanted = (
+            list if key == "names" else str if key in ("op", "attempt", "answer", "reason") else int | float
+        )
+        if not isinstance(value, wanted):
+            raise ValueError(f"{key} is {value!r}")
+    return TracedCall(**fields | {"names": tuple(fields.get("names", ()))})
 
 
 def main(arguments: Sequence[str]) -> int:
