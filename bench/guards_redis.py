@@ -20,7 +20,7 @@ from bench.interleaved import Effort, loaded_medians, medians
 from fenced.redis import AsyncRedisGuard, RedisGuard
 from fenced.runtime.blocking import step
 from fenced.stores.redis.guard.clients import ClientChannel
-from fenced.stores.redis.guard.fence import FenceOptions, RedisFence
+from fenced.stores.redis.guard.marks import MarkOptions, RedisMarks
 from fenced.stores.redis.wire.resp import command
 from fenced.values.model import Stamp
 from fenced_testkit.servers import RedisServer
@@ -124,7 +124,7 @@ def _guarded(client: redis.Redis) -> Words:
             caught.append((*script.words, len(keys), *keys, *arguments))
             return await super().run(script, keys, arguments, again=again, confirm=confirm)
 
-    fence = RedisFence(Recording(client, False), FenceOptions("requests", guarantee="best-effort"))
+    fence = RedisMarks(Recording(client, False), MarkOptions("requests", guarantee="best-effort"))
     step(fence.open())
     for _ in range(3):
         step(fence.step(STAMP, ["stock"], commands=[("SET", "fenced", VALUE)]))

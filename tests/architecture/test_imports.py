@@ -19,8 +19,46 @@ PACKAGE = ROOT / "src" / "fenced"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LABORATORY = sorted((ROOT / "testkit" / "src").rglob("*.py"))
 
-FUNCTION_LINES_MAX = 70
-FILE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 60
+FILE_LINES_MAX = 400
+LARGE_FILES = {
+    # One algorithm, or one protocol, that is read as a whole.
+    "src/fenced/leases/rows.py": 433,
+    "src/fenced/values/contracts.py": 506,
+    "src/fenced/core/acquiring.py": 515,
+    "src/fenced/stores/ledger/authority/journal.py": 416,
+    "src/fenced/stores/files/guard/disk.py": 437,
+    "src/fenced/stores/redis/guard/marks.py": 593,
+    "src/fenced/stores/postgresql/guard/triggers.py": 447,
+    "src/fenced/stores/postgresql/guard/tables.py": 500,
+    "src/fenced/stores/postgresql/authority/authority.py": 445,
+    "src/fenced/stores/zookeeper/authority/authority.py": 600,
+    "src/fenced/stores/zookeeper/wire/connection.py": 600,
+    "src/fenced/proxy/gate.py": 600,
+    "src/fenced/http1/connections.py": 600,
+    "src/fenced/service/api.py": 600,
+    "src/fenced/service/live.py": 600,
+    # Twins: the same face twice, side by side.
+    "src/fenced/client/faces.py": 550,
+    # Lists of checks.
+    "src/fenced/testing/authorities.py": 552,
+    "src/fenced/testing/guards.py": 525,
+    "testkit/src/fenced_testkit/outages.py": 564,
+    # Servers and networks in memory, each modelled in one place.
+    "testkit/src/fenced_testkit/interleaving.py": 431,
+    "testkit/src/fenced_testkit/runtime/network.py": 487,
+    "testkit/src/fenced_testkit/worlds/etcd_cluster.py": 445,
+    "testkit/src/fenced_testkit/worlds/redis_node.py": 454,
+    "testkit/src/fenced_testkit/worlds/site.py": 495,
+    "testkit/src/fenced_testkit/worlds/zookeeper_ensemble.py": 407,
+}
+"""Files over the limit, and how many lines they may have: as many as today, in tens."""
+LARGE_FUNCTIONS = {
+    "src/fenced/cli/once.py: once": 61,  # options of a command
+    "src/fenced/cli/serve.py: serve": 69,
+    "src/fenced/core/acquiring.py: _attempt": 61,
+    "src/fenced/guards/cellguard.py: _operate": 63,
+}
 HEAVY = {"asyncio", "ssl", "sqlite3"}
 
 
@@ -54,17 +92,25 @@ def test_every_public_name_can_be_had() -> None:
     assert "fenced" in loaded_after(program)
 
 
-def test_files_and_functions_are_small() -> None:
-    large = []
-    for source in SOURCES:
-        if (lines := len(source.read_text().splitlines())) > FILE_LINES_MAX:
-            large.append(f"{source.relative_to(ROOT)} has {lines} lines, of {FILE_LINES_MAX}")
+def sizes() -> Iterator[tuple[str, int, int]]:
+    """Each file and each function of the package and of the laboratory: its name, its lines, and its limit."""
+    for source in [*SOURCES, *LABORATORY]:
+        where = str(source.relative_to(ROOT))
+        yield where, len(source.read_text().splitlines()), FILE_LINES_MAX
         for node in ast.walk(parsed(source)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or 0) - node.lineno + 1
-                if lines > FUNCTION_LINES_MAX:
-                    large.append(f"{source.relative_to(ROOT)}: {node.name} has {lines} lines")
-    assert not large
+                yield f"{where}: {node.name}", (node.end_lineno or 0) - node.lineno + 1, FUNCTION_LINES_MAX
+
+
+def test_files_and_functions_are_small() -> None:
+    """Those over the limit are named, and do not grow; one that is small by now is no exception any more."""
+    exceptions = {**LARGE_FILES, **LARGE_FUNCTIONS}
+    found = {where: (lines, limit) for where, lines, limit in sizes() if lines > limit}
+    grown = {
+        where: lines for where, (lines, _) in found.items() if lines > -(-exceptions.get(where, 0) // 10) * 10
+    }
+    assert not grown
+    assert not exceptions.keys() - found.keys(), "these are no exceptions any more"
 
 
 def test_only_the_cli_and_the_drills_print() -> None:

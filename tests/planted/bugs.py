@@ -666,7 +666,7 @@ class GivenUpIsForgotten(LeaseEngine):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.settler.retry_now = self.settler.settled  # type: ignore[method-assign]
+        self.settler.retry_now = self.settler.forget  # type: ignore[method-assign]
 
 
 class WithdrawalIsWaitedFor(LeaseEngine):
@@ -687,17 +687,17 @@ class AtLeastForIsForgotten(LeaseEngine):
 class InterruptedIsForgotten(LeaseEngine):
     """A caller that is cancelled or interrupted leaves its attempt at the authority."""
 
-    async def _settle(self, given_up: GivenUp, until: float = math.inf) -> None:
+    async def _try_to_end(self, given_up: GivenUp, until: float = math.inf) -> None:
         if isinstance(sys.exc_info()[1], Exception):
-            await super()._settle(given_up, until)
+            await super()._try_to_end(given_up, until)
         else:
-            self.settler.settled(given_up)
+            self.settler.forget(given_up)
 
 
 class InterruptedWaitsForTheServer(LeaseEngine):
     """A caller that is cancelled or interrupted waits until the authority has ended its attempt, however long."""
 
-    async def _settle(self, given_up: GivenUp, until: float = math.inf) -> None:
+    async def _try_to_end(self, given_up: GivenUp, until: float = math.inf) -> None:
         with contextlib.suppress(FencedError):
             await self.settler.end(given_up, self.runtime.now() + timing.CALL_SECONDS)
 

@@ -28,7 +28,7 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.redis.address import redis_address
 from fenced.stores.redis.authority.authority import RedisAuthority
 from fenced.stores.redis.authority.scripts import tag
-from fenced.stores.redis.guard import fence, scripts
+from fenced.stores.redis.guard import marks, scripts
 from fenced.stores.redis.guard.values import RedisValues
 from fenced.stores.redis.wire.resp import ErrorReply
 from fenced.stores.redis.wire.routes import redirection, slot_of
@@ -251,7 +251,7 @@ def test_a_planted_bug_begins_while_the_slot_moves(
     source = scripts.COMMANDS.source
     assert source.count("local moves = moving()") == 1
     wrong = scripts.GuardScript(source.replace("local moves = moving()", "local moves = nil"))
-    monkeypatch.setattr(fence, "COMMANDS", wrong)
+    monkeypatch.setattr(marks, "COMMANDS", wrong)
     with pytest.raises((AssertionError, redis.ResponseError)):
         test_a_slot_moves_under_a_transaction(moving_cluster)
 

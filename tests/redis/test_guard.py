@@ -36,10 +36,10 @@ from fenced.errors import (
 from fenced.guards.cells import Config
 from fenced.redis import AsyncRedisGuard, RedisGuard
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.stores.redis.guard import fence as fence_module
+from fenced.stores.redis.guard import marks as fence_module
 from fenced.stores.redis.guard import scripts
 from fenced.stores.redis.guard.clients import channel_of
-from fenced.stores.redis.guard.fence import RIGHTS, FenceOptions, RedisFence
+from fenced.stores.redis.guard.marks import RIGHTS, MarkOptions, RedisMarks
 from fenced.stores.redis.guard.scripts import GuardScript
 from fenced.stores.redis.guard.values import RedisValues
 from fenced.testing import vectors
@@ -327,7 +327,7 @@ def test_a_guard_does_not_keep_a_client(redis_url: str, tag: str) -> None:
 
 def test_every_verdict_is_that_of_the_vectors(client: redis.Redis, tag: str) -> None:
     """The server's script and the client's side of it together, on marks of every kind."""
-    fence = RedisFence(channel_of(client), FenceOptions(tag))
+    fence = RedisMarks(channel_of(client), MarkOptions(tag))
     step(fence.open())
     name, mark_key = vectors.NAME, fence.key("mark", vectors.NAME)
     asked = [case for case in vectors.cases() if case.operation is None and case.proven]
@@ -537,7 +537,7 @@ def test_at_maxmemory(tag: str) -> None:
         for mode, rule in itertools.product(("observe", "enforce"), RULES):
             own = f"{tag}{mode}{rule}"
             guard, key = RedisGuard(tag=own, mode=mode, rule=rule), f"{{{own}}}"
-            fence = RedisFence(channel_of(client), FenceOptions(own))
+            fence = RedisMarks(channel_of(client), MarkOptions(own))
             guard.announce(client, stamp(5))
             client.mset({key: "old", key + "2": "old"})
             with full(client):

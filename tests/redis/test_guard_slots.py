@@ -14,8 +14,8 @@ from fenced.errors import ForeignRealm, Misconfigured, Misuse, StaleToken, Unsup
 from fenced.redis import RedisGuard
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.redis.guard import slots as slots_module
-from fenced.stores.redis.guard.fence import FenceOptions, RedisFence
-from fenced.stores.redis.guard.slots import RedisFences
+from fenced.stores.redis.guard.marks import MarkOptions, RedisMarks
+from fenced.stores.redis.guard.slots import RedisMarksBySlot
 from fenced.stores.redis.guard.values import SLOT_TRAITS, RedisValues
 from fenced.stores.redis.wire.routes import SLOTS, slot_of
 from fenced.testing import GUARD_CHECKS, Check, Colour, GuardHarness, run
@@ -45,7 +45,7 @@ class SlotHarness(Harness):
         return await super()._open(name="{tag}", **options)
 
     async def write_raw(self, name: str, value: bytes) -> bool:
-        fences: RedisFences = self._opened[-1].fences
+        fences: RedisMarksBySlot = self._opened[-1].fences
         self._server.execute("HSET", fences.at([name]).key("value", name), "value", value)
         return True
 
@@ -143,7 +143,7 @@ def test_a_promotion_that_has_lost_a_change(client: redis.Redis, values: RedisVa
 
 def test_names_and_tags(client: redis.Redis, redis_url: str, tag: str) -> None:
     guard = RedisGuard(tag=tag, name="stock/{tag}/left")
-    options = FenceOptions(tag, name="stock/{tag}/left")
+    options = MarkOptions(tag, name="stock/{tag}/left")
     assert options.tag_of("stock/4/2/left") == "4/2"
     assert options.slot_of_names(["stock/{4}/left"]) == slot_of("{{4}}:key")
     for wrong in ("stock/left", "stock//left", "other/4/left", "stock/}4/left"):
@@ -180,14 +180,14 @@ def test_each_slot_has_a_tag_of_the_guard() -> None:
 # The checks can fail.
 
 
-async def _only_creates(self: RedisFences, blob: bytes, fence: RedisFence) -> bool:
+async def _only_creates(self: RedisMarksBySlot, blob: bytes, fence: RedisMarks) -> bool:
     return (await fence.stored_config())[1] is not None or await copied(self, blob, fence)
 
 
-copied = RedisFences._copy
+copied = RedisMarksBySlot._copy
 
 
-async def _does_not_register(self: RedisFences, home: RedisFence, slot: int) -> bytes:
+async def _does_not_register(self: RedisMarksBySlot, home: RedisMarks, slot: int) -> bytes:
     return (await home.config())[0]
 
 
@@ -211,7 +211,7 @@ def test_the_checks_can_fail(
     bug: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where, wrong, check = PLANTED[bug]
-    monkeypatch.setattr(RedisFences if hasattr(RedisFences, where) else slots_module, where, wrong)
+    monkeypatch.setattr(RedisMarksBySlot if hasattr(RedisMarksBySlot, where) else slots_module, where, wrong)
     arguments = {name: request.getfixturevalue(name) for name in inspect.signature(check).parameters}
     with pytest.raises((AssertionError, pytest.fail.Exception, ForeignRealm, StaleToken)):
         check(**arguments)

@@ -215,7 +215,7 @@ class LeaseEngine:
         entry: QueueEntry | None = None
         doubts: list[Indeterminate] = []
         """Tries whose outcome is unknown: whatever a later one is told, an earlier copy may still be granted."""
-        settled = False  # True after Busy, which leaves nothing to withdraw, unless an earlier copy may still arrive
+        final = False  # True after Busy, which leaves nothing to withdraw, unless an earlier copy may still arrive
         try:
             while True:
                 if entry is not None:
@@ -228,7 +228,7 @@ class LeaseEngine:
                             self.settler.retry_now(self.settler.give_up(ask.secret, ask.ttl))
                         return lease
                     case Busy(ahead, held_by):
-                        settled = not doubts
+                        final = not doubts
                         raise _not_granted(request, held_by, ahead)
                     case Ended("expired" | "revoked"):
                         self._counter.over(secret)
@@ -247,7 +247,7 @@ class LeaseEngine:
             raise  # collected, not cancelled: a finalizer sends nothing, and the attempt expires
         except BaseException as error:
             never = isinstance(error, Unavailable | Misconfigured | Misuse) and not doubts and entry is None
-            if settled or never:
+            if final or never:
                 self._counter.over(secret)
             else:
                 silent = isinstance(error, Unavailable | Indeterminate)
@@ -336,11 +336,11 @@ class LeaseEngine:
         """
         given_up = self.settler.give_up(secret, ttl)
         if at_once:
-            await self._settle(given_up, until)
+            await self._try_to_end(given_up, until)
         else:
             self.settler.retry_now(given_up)
 
-    async def _settle(self, given_up: GivenUp, until: float = math.inf) -> None:
+    async def _try_to_end(self, given_up: GivenUp, until: float = math.inf) -> None:
         """End an attempt within the patience, or else leave it to the settler's loop."""
         try:
             await self.settler.end(given_up, min(self.runtime.now(), until) + self._patience)
@@ -374,7 +374,7 @@ class LeaseEngine:
                 lease.secret, now + timing.CALL_SECONDS, keep=max(0.0, taken_until - now)
             )
         except GeneratorExit:
-            self.settler.settled(given_up)  # collected, not cancelled: a finalizer sends nothing
+            self.settler.forget(given_up)  # collected, not cancelled: a finalizer sends nothing
             raise
         except FencedError:
             lease.end()
@@ -384,9 +384,9 @@ class LeaseEngine:
             BaseException
         ):  # cancelled or interrupted: the authority may still answer, so repeat it at once
             lease.end()
-            await self._settle(given_up)
+            await self._try_to_end(given_up)
             raise
-        self.settler.settled(given_up)
+        self.settler.forget(given_up)
         match answer:
             case Released():
                 lease.end()

@@ -61,9 +61,9 @@ class Settler:
             await self._authority.release(given_up.secret, until, keep=keep)
         else:
             await self._authority.withdraw(given_up.secret, until)
-        self.settled(given_up)
+        self.forget(given_up)
 
-    def settled(self, given_up: GivenUp) -> None:
+    def forget(self, given_up: GivenUp) -> None:
         """Delete the record: the authority has answered."""
         self._given_up.pop(given_up.secret, None)
         self._over(given_up.secret)
@@ -134,7 +134,7 @@ class Settler:
             if late and given_up.secret in self._given_up:
                 # The authority should have expired it by now. It may not have, if everything stood still or its leader
                 # changed: hence the last try.
-                self.settled(given_up)
+                self.forget(given_up)
             if not answered:
                 return
 

@@ -193,7 +193,7 @@ class CellGuard(GuardedCells):
         """
         operation = operation or self._new_id()
         swapping: _Try | None = None
-        unsettled: _Try | None = None
+        in_doubt: _Try | None = None
         trust = _Trust.MEMORY
         for tried in range(TRIES):
             try:
@@ -202,8 +202,8 @@ class CellGuard(GuardedCells):
                 raise (error if swapping is None else _unknown(str(error))) from error
             if swapping is not None and _happened(operation, this):
                 return self._decided(swapping)
-            if unsettled is not None and not _may_still_happen(this, unsettled):
-                unsettled = None
+            if in_doubt is not None and not _may_still_happen(this, in_doubt):
+                in_doubt = None
             self._judge(this, known.config, stamp, operation, values, announce, expect)
             if writes and self.records_writes:
                 this.record(operation)
@@ -216,22 +216,22 @@ class CellGuard(GuardedCells):
                     swapped = await self._swap(this, known, stamp, writes)
                 except Indeterminate as error:
                     if this.changes:
-                        unsettled = this
+                        in_doubt = this
                     elif writes and not this.refusal:  # no id in a cell will show whether it happened
                         raise _unknown(str(error)) from error
                     swapped = Swapped(None)
                 except FencedError as error:
-                    raise (error if unsettled is None else _unknown(str(error))) from error
+                    raise (error if in_doubt is None else _unknown(str(error))) from error
                 if not swapped:
                     trust, sent = _Trust.NOTHING, swapped.found
                     # Operations that collided retry at different times.
                     await self._runtime.wait(self._runtime.wakeup(), self._soon(tried))
                     continue
-            if this.refusal is not None and unsettled is not None:
+            if this.refusal is not None and in_doubt is not None:
                 # An earlier swap of this operation may still arrive at the store.
                 raise _unknown(str(this.refusal))
             return self._decided(this)
-        if unsettled is not None:
+        if in_doubt is not None:
             raise _unknown(f"{TRIES} tries had no clear answer")
         raise Contended(f"{', '.join(values)}: others were quicker {TRIES} times; try again")
 
@@ -377,9 +377,9 @@ def _happened(operation: str, this: _Try) -> bool:
     return any(operation in cell.written for _, cell in this.found.values())
 
 
-def _may_still_happen(this: _Try, unsettled: _Try) -> bool:
+def _may_still_happen(this: _Try, in_doubt: _Try) -> bool:
     """Whether a swap without a reply can still happen: only while every version that it compares is unchanged."""
-    for name, (version, before) in unsettled.found.items():
+    for name, (version, before) in in_doubt.found.items():
         now = this.found[name]
         if now[1].swaps - before.swaps > KEPT:
             raise _unknown(f"{name}: more than {KEPT} others have written since")

@@ -68,7 +68,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _settle(future: asyncio.Future[bool], result: bool) -> None:
+def _resolve(future: asyncio.Future[bool], result: bool) -> None:
     if not future.done():
         future.set_result(result)
 
@@ -139,8 +139,8 @@ class AioRuntime:
         loop = asyncio.get_running_loop()
         while (left := until - self.now()) > 0:
             ready: asyncio.Future[bool] = loop.create_future()
-            timer = loop.call_later(min(left, SLICE_SECONDS), _settle, ready, False)
-            add(fd, _settle, ready, True)
+            timer = loop.call_later(min(left, SLICE_SECONDS), _resolve, ready, False)
+            add(fd, _resolve, ready, True)
             try:
                 if await ready:
                     return True

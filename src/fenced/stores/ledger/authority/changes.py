@@ -242,7 +242,7 @@ class RecordedRows(MemoryRows):
                 name, public = arguments
                 self._claims[name] = public
             case "settled":
-                self._resettle(*arguments)
+                self._restore_series(*arguments)
             case _:
                 raise ValueError(f"unknown change {verb!r}")
 
@@ -257,7 +257,7 @@ class RecordedRows(MemoryRows):
         rows = map(new_row, zip(*full, strict=True))
         self._attempts.update(zip(ids, rows, strict=True))
 
-    def _resettle(self, series: str, settled: int, seen: int, attempts: list[tuple[int, str]]) -> None:
+    def _restore_series(self, series: str, settled: int, seen: int, attempts: list[tuple[int, str]]) -> None:
         known = self.series[series] = Series()
         known.settled, known.seen, known.attempts = settled, seen, OrderedDict(attempts)
 

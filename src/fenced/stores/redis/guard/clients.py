@@ -20,7 +20,7 @@ import redis.cluster
 from redis import exceptions
 
 from fenced.errors import Indeterminate, Misuse, Unavailable, Unsupported, shown
-from fenced.stores.redis.guard.fence import RIGHTS, WAIT, Word, unconfirmed
+from fenced.stores.redis.guard.marks import RIGHTS, WAIT, Word, unconfirmed
 from fenced.stores.redis.guard.scripts import GuardScript
 from fenced.stores.redis.wire import refusals
 from fenced.stores.redis.wire.resp import ErrorReply, command

@@ -13,7 +13,7 @@ try:
 except ImportError as error:
     raise registry.needs_package("fenced.redis", error) from error
 
-from fenced.client.guarding import EnteredOnce, Fences, is_announced, stamp_of
+from fenced.client.guarding import Fences
 from fenced.client.own import ClientGuard
 from fenced.errors import Misconfigured, Misuse, Unsupported, shown
 from fenced.runtime.blocking import step
@@ -24,15 +24,14 @@ from fenced.stores.redis.guard.clients import (
     ClientChannel,
     RedisClient,
     channel_of,
-    words_of,
 )
-from fenced.stores.redis.guard.fence import KIND, TAG, Compared, FenceOptions, Guarantee, Word
+from fenced.stores.redis.guard.marks import TAG, Guarantee, MarkOptions, Word
 from fenced.stores.redis.guard.scripts import GuardLibrary, GuardScript, wrapped, wrapped_library
-from fenced.stores.redis.guard.slots import RedisFences
+from fenced.stores.redis.guard.slots import RedisMarksBySlot
+from fenced.stores.redis.guard.transactions import AsyncRedisTransaction, RedisTransaction, stamped
 from fenced.stores.redis.guard.values import SLOT_TRAITS, TRAITS
 from fenced.stores.redis.wire.routes import slot_of
 from fenced.values.decision import Rule
-from fenced.values.model import Stamp
 
 __all__ = [
     "AsyncGuardedLibrary",
@@ -47,118 +46,9 @@ __all__ = [
 
 T = TypeVar("T")
 
-_CALLBACKS: dict[str, Any] = dict(redis.Redis(protocol=2).response_callbacks)
-"""Scripts reply as RESP2 does, whatever protocol the client speaks; these make Python values of it."""
-_NOT_FOR_CALLBACKS = ("keys", "NEVER_DECODE", "EMPTY_RESPONSE")
 
-
-class _Collected(EnteredOnce):
-    """What a transaction has collected: the commands, and the values that it expects."""
-
-    command_stack: list[Any]
-    results: list[Any]
-    """What the commands returned, in their order, once the block has ended."""
-
-    def _begin(
-        self,
-        client: AnyClient,
-        fences: RedisFences,
-        guard: _OnRedis,
-        fence: Fences | None,
-        names: tuple[str, ...],
-    ) -> None:
-        self.results = []
-        self._compared: list[Compared] = []
-        self._guarded = client, fences, guard, fence, names
-
-    def expect(self, key: str | bytes, value: Any, *, field: str | bytes | None = None) -> None:
-        """Run only if this string, or this field of a hash, has this value; None: if there is none. Else Conflict."""
-        words = ("GET", key) if field is None else ("HGET", key, field)
-        if isinstance(value, bool) or not isinstance(value, str | bytes | int | float | None):
-            raise Misuse(f"an expected value is bytes, a str or a number, not {shown(value)}")
-        self._compared.append(Compared(words, value))
-
-    async def _announce(self) -> None:
-        """Raise the marks before the block reads anything, unless this guard object has done it for this lease."""
-        self._enter()
-        _client, fences, _guard, fence, names = self._guarded
-        if fence is None or is_announced(fence, names, fences):
-            return
-        stamp, names = _stamped(fence, names, announcing=True)
-        opened = await fences.of(names, stamp)
-        await opened.step(stamp, names, announce=True, quiet=True)
-
-    async def _commit(self) -> None:
-        _client, fences, guard, fence, names = self._guarded  # the fences do not keep the client
-        commands, compared = [words_of(args) for args, _ in self.command_stack], self._compared
-        stamp, names = _stamped(fence, names)
-        channel: Any = fences.channel
-        keys: list[str | bytes] = []
-        if channel.in_cluster:
-            keys = await channel.keys([*commands, *(each.words for each in compared)])
-            guard._check_slots(keys, fences.prefix_of(names))
-        opened = await fences.of(names, stamp)
-        replies = await opened.step(stamp, names, commands=commands, compared=compared, keys=keys)
-        for (args, options), reply in zip(self.command_stack, replies, strict=False):
-            self.results.append(_converted(args[0], options, reply))
-
-
-def _converted(command: str, options: dict[str, Any], reply: Any) -> Any:
-    """The Python value that the client would make of a reply. The error of a command is raised."""
-    if isinstance(reply, Exception):
-        raise reply
-    callback = _CALLBACKS.get(command.upper())
-    if callback is None:
-        return reply
-    if options:
-        options = {key: value for key, value in options.items() if key not in _NOT_FOR_CALLBACKS}
-    return callback(reply, **options)
-
-
-class RedisTransaction(_Collected, redis.client.Pipeline):
-    """Collects commands, as redis-py's pipeline does. They run at the end of the block; then there are `results`."""
-
-    def __enter__(self) -> RedisTransaction:
-        step(self._announce())
-        return self
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if kind is None:
-            step(self._commit())
-
-    def execute(self, raise_on_error: bool = True) -> Any:
-        raise _runs_at_the_end()
-
-    def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
-        raise _runs_at_the_end()
-
-
-class AsyncRedisTransaction(_Collected, redis.asyncio.client.Pipeline):  # type: ignore[misc]
-    """Collects commands, as redis-py's pipeline does. They run at the end of the block; then there are `results`."""
-
-    async def __aenter__(self) -> AsyncRedisTransaction:
-        await self._announce()
-        return self
-
-    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
-        if kind is None:
-            await self._commit()
-
-    async def execute(self, raise_on_error: bool = True) -> Any:
-        raise _runs_at_the_end()
-
-    async def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
-        raise _runs_at_the_end()
-
-
-def _runs_at_the_end() -> Misuse:
-    return Misuse(
-        "the commands of a guarded transaction run at the end of its block; expect() compares values"
-    )
-
-
-class _OnRedis(ClientGuard[RedisFences]):
-    """What both guards share: the options, and the fences on each client."""
+class _OnRedis(ClientGuard[RedisMarksBySlot]):
+    """What both guards share: the options, and the slots on each client."""
 
     _channel: type[ClientChannel] | type[AsyncClientChannel]
 
@@ -172,11 +62,11 @@ class _OnRedis(ClientGuard[RedisFences]):
         name: str | None = None,
     ) -> None:
         super().__init__()
-        self._options = FenceOptions(tag, rule, mode, guarantee, name)
+        self._options = MarkOptions(tag, rule, mode, guarantee, name)
         self.traits = TRAITS if name is None else SLOT_TRAITS
 
-    def _made(self, client: Any) -> RedisFences:
-        return RedisFences(self._channel_of(client), self._options)
+    def _made(self, client: Any) -> RedisMarksBySlot:
+        return RedisMarksBySlot(self._channel_of(client), self._options)
 
     def _channel_of(self, client: Any) -> ClientChannel | AsyncClientChannel:
         channel = channel_of(client)
@@ -188,10 +78,10 @@ class _OnRedis(ClientGuard[RedisFences]):
         return channel
 
     async def _announce(self, client: AnyClient, fence: Fences, names: tuple[str, ...]) -> None:
-        stamp, names = _stamped(fence, names, announcing=True)
-        fences = self._of(client)
-        for group in fences.groups(names):
-            opened = await fences.of(group, stamp)
+        stamp, names = stamped(fence, names, announcing=True)
+        slots = self._of(client)
+        for group in slots.groups(names):
+            opened = await slots.of(group, stamp)
             await opened.step(stamp, group, announce=True)
 
     async def _run(
@@ -203,18 +93,18 @@ class _OnRedis(ClientGuard[RedisFences]):
         keys: Sequence[str],
         arguments: Sequence[Word],
     ) -> Any:
-        stamp, names = _stamped(fence, names)
-        fences = self._of(client)
-        if fences.channel.in_cluster:
-            self._check_slots(keys, fences.prefix_of(names))
-        opened = await fences.of(names, stamp)
+        stamp, names = stamped(fence, names)
+        slots = self._of(client)
+        if slots.channel.in_cluster:
+            self._check_slots(keys, slots.prefix_of(names))
+        opened = await slots.of(names, stamp)
         try:
             return await opened.run(script, stamp, names, arguments, keys)
         except redis.ResponseError as error:
             if script.words[0] != "FCALL" or "Function not found" not in str(error):
                 raise
             raise Misconfigured(
-                f"{fences.channel.where}: there is no function {script.words[1]} here: load() the guarded library, "
+                f"{slots.channel.where}: there is no function {script.words[1]} here: load() the guarded library, "
                 "with this version of fenced"
             ) from error
 
@@ -393,23 +283,11 @@ class AsyncGuardedLibrary:
 def _collecting(
     kind: type[T], client: AnyClient, guard: _OnRedis, fence: Fences | None, names: tuple[str, ...]
 ) -> T:
-    fences = guard._of(client)
+    slots = guard._of(client)
     made: Any = kind
     transaction = made(getattr(client, "connection_pool", None), {}, False, None)
-    transaction._begin(client, fences, guard, fence, names)
+    transaction._begin(client, slots, guard, fence, names)
     return transaction  # type: ignore[no-any-return]
-
-
-def _stamped(
-    fence: Fences | None, names: tuple[str, ...], *, announcing: bool = False
-) -> tuple[Stamp | None, tuple[str, ...]]:
-    """The stamp that the operation carries, and the names that it is about."""
-    if fence is None:
-        if not names:
-            raise Misuse("name what an operation without a lease is about")
-        return None, names
-    stamp = stamp_of(fence, KIND, announcing=announcing)
-    return stamp, names or stamp.names
 
 
 def __dir__() -> list[str]:

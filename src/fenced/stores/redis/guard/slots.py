@@ -1,4 +1,4 @@
-"""The fences of a guard: one for all its names, or one in each slot of a cluster that its names are in.
+"""The marks of a guard: all in one slot, or those of each name in the slot of a cluster that the name is in.
 
 A script runs in one slot, so each slot has marks, records and a copy of the configuration. The guard's own slot, that
 of its tag, has the original, and the list of the slots in use.
@@ -14,7 +14,7 @@ from typing import Any
 
 from fenced.errors import Contended
 from fenced.guards.cells import Config
-from fenced.stores.redis.guard.fence import TRIES, FenceOptions, RedisChannel, RedisFence, Word, version_in
+from fenced.stores.redis.guard.marks import TRIES, MarkOptions, RedisChannel, RedisMarks, Word, version_in
 from fenced.stores.redis.guard.scripts import COPY, REGISTER, GuardScript
 from fenced.stores.redis.wire.resp import ErrorReply
 from fenced.stores.redis.wire.routes import SLOTS, slot_of
@@ -35,18 +35,18 @@ def _tags() -> list[str]:
     return [found[slot] for slot in range(SLOTS)]
 
 
-class RedisFences:
-    """All fences of a guard on one client or address. Threads and tasks may share it."""
+class RedisMarksBySlot:
+    """The marks of a guard on one client or address. Threads and tasks may share it."""
 
-    def __init__(self, channel: RedisChannel, options: FenceOptions) -> None:
-        self.home = RedisFence(channel, options, options.prefix, options.header)
-        """The fence of the guard's own slot, which has the configuration; without `name` it has all marks, too."""
+    def __init__(self, channel: RedisChannel, options: MarkOptions) -> None:
+        self.home = RedisMarks(channel, options, options.prefix, options.header)
+        """The marks of the guard's own slot, which has the configuration; without `name` it has all marks, too."""
         self.channel = channel
         self._options = options
-        self._opened: dict[str, RedisFence] = {}
+        self._opened: dict[str, RedisMarks] = {}
         """By the beginning of their keys."""
 
-    async def open(self) -> RedisFence:
+    async def open(self) -> RedisMarks:
         """Check the server and create the configuration, unless that was done before."""
         prefix = self._options.prefix
         if prefix not in self._opened:
@@ -56,8 +56,8 @@ class RedisFences:
 
     def has_announced(self, grant: str, names: Sequence[str]) -> bool:
         """Whether the marks of these names were raised for this lease before, on this client."""
-        marks = self.home.marks  # which all slots share
-        return all(name in marks and marks[name][2] == grant for name in names)
+        seen = self.home.seen  # which all slots share
+        return all(name in seen and seen[name][2] == grant for name in names)
 
     def groups(self, names: Sequence[str]) -> list[list[str]]:
         """The names, those of one slot together."""
@@ -77,45 +77,45 @@ class RedisFences:
     def _slot_prefix(self, slot: int) -> str:
         return f"fenced:{{{_tags()[slot]}}}/{self._options.tag}:"
 
-    def at(self, names: Sequence[str]) -> RedisFence:
-        """The fence of these names, for looking: it is not opened."""
+    def at(self, names: Sequence[str]) -> RedisMarks:
+        """The marks of these names, for looking: it is not opened."""
         return self.home if self._options.name is None else self._slot(self.prefix_of(names))
 
-    async def of(self, names: Sequence[str], stamp: Stamp | None) -> RedisFence:
-        """The fence of these names, opened."""
+    async def of(self, names: Sequence[str], stamp: Stamp | None) -> RedisMarks:
+        """The marks of these names, opened."""
         if self._options.name is None:
             return self._opened.get(self._options.prefix) or await self.open()
         prefix = self.prefix_of(names)
-        fence = self._opened.get(prefix)
-        if fence is None or (stamp is not None and _trusts_nobody(fence)):
-            fence = await self._open_slot(prefix, names, stamp)
-        return fence
+        marks = self._opened.get(prefix)
+        if marks is None or (stamp is not None and _trusts_nobody(marks)):
+            marks = await self._open_slot(prefix, names, stamp)
+        return marks
 
-    async def _open_slot(self, prefix: str, names: Sequence[str], stamp: Stamp | None) -> RedisFence:
+    async def _open_slot(self, prefix: str, names: Sequence[str], stamp: Stamp | None) -> RedisMarks:
         home = await self.open()
-        fence = self._slot(prefix)
-        fence.marks = home.marks  # one limit for all slots
-        await fence.check_server()
+        marks = self._slot(prefix)
+        marks.seen = home.seen  # one limit for all slots
+        await marks.check_server()
         blob = await self._registered(home, slot_of(prefix))
         if stamp is not None and home.unpacked(blob).realm is None and _is_sound(stamp, names):
             # All slots trust the same authority: the guard's own slot decides which.
             await home.reconfigure(lambda config: replace(config, realm=config.realm or stamp.realm))
             blob, _ = await home.config()
-        await self._copy(blob, fence)
-        await fence.config()
-        self._opened[prefix] = fence
-        return fence
+        await self._copy(blob, marks)
+        await marks.config()
+        self._opened[prefix] = marks
+        return marks
 
-    async def _registered(self, home: RedisFence, slot: int) -> bytes:
+    async def _registered(self, home: RedisMarks, slot: int) -> bytes:
         """Note that the slot is in use; returns the configuration."""
         keys, confirm = [home.key("config"), home.key("slots")], home.replicated
         reply = await self._run(REGISTER, keys, [slot, int(confirm)], confirm=confirm)
         return reply if isinstance(reply, bytes) else str(reply).encode()
 
-    async def _copy(self, blob: bytes, fence: RedisFence) -> bool:
+    async def _copy(self, blob: bytes, marks: RedisMarks) -> bool:
         """Give a slot this configuration of the guard; False if it has this version or a later one."""
-        keys, own = [fence.key("config"), fence.key("tokens")], blob.partition(b"\n")[2]
-        return bool(await self._run(COPY, keys, [own, fence.key("mark:")]))
+        keys, own = [marks.key("config"), marks.key("tokens")], blob.partition(b"\n")[2]
+        return bool(await self._run(COPY, keys, [own, marks.key("mark:")]))
 
     async def _run(
         self, script: GuardScript, keys: Sequence[bytes], arguments: Sequence[Word], confirm: bool = False
@@ -125,12 +125,12 @@ class RedisFences:
             raise self.channel.refused(reply)
         return reply
 
-    def _slot(self, prefix: str) -> RedisFence:
-        return self._opened.get(prefix) or RedisFence(self.channel, self._options, prefix, None)
+    def _slot(self, prefix: str) -> RedisMarks:
+        return self._opened.get(prefix) or RedisMarks(self.channel, self._options, prefix, None)
 
     # What operators do.
 
-    async def slots(self) -> list[RedisFence]:
+    async def slots(self) -> list[RedisMarks]:
         """The fences that have marks."""
         home = self.home
         if self._options.name is None:
@@ -145,31 +145,31 @@ class RedisFences:
             return before
         for _ in range(TRIES):
             blob, _ = await home.config()
-            ahead = max([await self._ahead_of(blob, fence) for fence in await self.slots()], default=0)
+            ahead = max([await self._ahead_of(blob, marks) for marks in await self.slots()], default=0)
             if not ahead:
                 return before
             # A promotion has lost changes here that slots have. (If another operator was faster, nothing happens.)
             await home.renumber(blob, ahead + 1)
         raise Contended(f"{self.channel.where}: others changed the configuration {TRIES} times; try again")
 
-    async def _ahead_of(self, blob: bytes, fence: RedisFence) -> int:
+    async def _ahead_of(self, blob: bytes, marks: RedisMarks) -> int:
         """Give a slot this configuration; returns the version of its own, if that is another one and not earlier."""
-        if await self._copy(blob, fence):
+        if await self._copy(blob, marks):
             return 0
-        stored, _ = await fence.stored_config()
+        stored, _ = await marks.stored_config()
         return 0 if stored == blob.partition(b"\n")[2] else version_in(stored)
 
     async def tokens(self) -> tuple[int, int]:
         """How many names have a mark, and the highest token among them."""
         await self.home.config()  # Misconfigured where there is no guard
-        found = [await fence.tokens() for fence in await self.slots()]
+        found = [await marks.tokens() for marks in await self.slots()]
         return sum(count for count, _ in found), max((highest for _, highest in found), default=0)
 
     async def counts(self) -> dict[str, tuple[int, datetime]]:
         """How many decisions there were of each "verdict ruling mode", and when the last one was."""
         found: dict[str, tuple[int, datetime]] = {}
-        for fence in await self.slots():
-            for kind, (number, last) in (await fence.counts()).items():
+        for marks in await self.slots():
+            for kind, (number, last) in (await marks.counts()).items():
                 before, earlier = found.get(kind, (0, last))
                 found[kind] = before + number, max(last, earlier)
         return found
@@ -178,8 +178,8 @@ class RedisFences:
         """The newest records, oldest first."""
         await self.home.config()  # Misconfigured where there is no guard
         found: list[Record] = []
-        for fence in await self.slots():
-            found += await fence.records(limit)
+        for marks in await self.slots():
+            found += await marks.records(limit)
         return sorted(found, key=lambda record: record[0])[-limit:]
 
     async def doubts(self) -> tuple[str, ...]:
@@ -189,15 +189,15 @@ class RedisFences:
             return found
         _, wanted = await self.home.config()
         late = 0
-        for fence in await self.slots():
-            _, config = await fence.stored_config()
+        for marks in await self.slots():
+            _, config = await marks.stored_config()
             # A slot that no lease has used yet may trust nobody.
             late += config is not None and replace(config, realm=config.realm or wanted.realm) != wanted
         return (*found, f"slots that have not got the last change: {late}; repeat it") if late else found
 
 
-def _trusts_nobody(fence: RedisFence) -> bool:
-    return fence.known is not None and fence.known[1].realm is None
+def _trusts_nobody(marks: RedisMarks) -> bool:
+    return marks.known is not None and marks.known[1].realm is None
 
 
 def _is_sound(stamp: Stamp, names: Sequence[str]) -> bool:

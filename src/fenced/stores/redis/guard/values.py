@@ -15,19 +15,19 @@ from fenced.guards.options import split_options
 from fenced.net.pool import Pool, Wires
 from fenced.runtime import forking
 from fenced.stores.redis.address import ClusterAddress, RedisAddress, redis_address
-from fenced.stores.redis.guard.fence import (
+from fenced.stores.redis.guard.marks import (
     KIND,
     RIGHTS,
     TAG,
     WAIT,
     Compared,
-    FenceOptions,
+    MarkOptions,
     Word,
     mark_in,
     unconfirmed,
 )
 from fenced.stores.redis.guard.scripts import GuardScript
-from fenced.stores.redis.guard.slots import RedisFences
+from fenced.stores.redis.guard.slots import RedisMarksBySlot
 from fenced.stores.redis.wire import refusals
 from fenced.stores.redis.wire.connection import RedisWire
 from fenced.stores.redis.wire.resp import ErrorReply, command
@@ -160,7 +160,7 @@ class RedisValues:
     traits: tuple[Trait, ...] = TRAITS
 
     def __init__(self, url: str, runtime: Runtime, **options: Any) -> None:
-        address, chosen = redis_address(url), FenceOptions(**options)
+        address, chosen = redis_address(url), MarkOptions(**options)
         shown_options = {} if chosen.tag == TAG else {"tag": chosen.tag}
         if chosen.name is not None:
             shown_options["name"] = chosen.name
@@ -170,7 +170,7 @@ class RedisValues:
             f"{address.url}{join}{urlencode(shown_options, safe='{}/')}" if shown_options else address.url
         )
         self._channel = WireChannel(address, runtime, chosen.prefix)
-        self.fences = RedisFences(self._channel, chosen)
+        self.fences = RedisMarksBySlot(self._channel, chosen)
 
     @classmethod
     def at(cls, url: str, runtime: Runtime) -> RedisValues:

@@ -12,7 +12,7 @@ from fenced.guards.answers import one_stamp
 from fenced.guards.engine import Registered
 from fenced.guards.spec import Spec, as_script
 from fenced.stores.sqlite.guard import install
-from fenced.stores.sqlite.guard.fencing import RefusalPending, SqliteFence
+from fenced.stores.sqlite.guard.marks import RefusalPending, SqliteMarks
 from fenced.stores.sqlite.guard.refusals import translate
 from fenced.stores.sqlite.guard.sessions import SqliteSession
 from fenced.stores.sqlite.guard.transactions import GuardedConnection
@@ -27,7 +27,7 @@ class SqliteTable:
         install.check_table(spec)
         self._spec = spec
         self._session = session
-        self._fence = SqliteFence(spec.table, mandatory, spec.rule)
+        self._marks = SqliteMarks(spec.table, mandatory, spec.rule)
         self._guarded: GuardedConnection | None = None
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -43,7 +43,7 @@ class SqliteTable:
         parsed = Mode.parse(mode) if mode is not None else None
         try:
             return await install.script(
-                self._spec, parsed, self._session.run, mandatory=self._fence.mandatory, replace=replace
+                self._spec, parsed, self._session.run, mandatory=self._marks.mandatory, replace=replace
             )
         except sqlite3.Error as error:
             raise translate(error) from error
@@ -67,7 +67,7 @@ class SqliteTable:
         """Returns nothing: the change takes the one write lock, so no writing transaction is older than the change."""
         parsed, session = Mode.parse(mode), self._session
         _refuse_open_transaction(session)
-        await self._fence.installed(session)
+        await self._marks.installed(session)
         try:
             await session.run("BEGIN IMMEDIATE")
             await install.set_mode(session.run, self._spec.table, parsed, pattern)
@@ -88,7 +88,7 @@ class SqliteTable:
 
     async def peek(self, name: str, at_least: int) -> Mark | None:
         try:
-            mark = await self._fence.mark(self._session, check_name(name))
+            mark = await self._marks.mark(self._session, check_name(name))
         except sqlite3.Error as error:
             raise translate(error) from error
         if at_least and (mark is None or mark.token < at_least):
@@ -97,7 +97,7 @@ class SqliteTable:
 
     async def enter(self, credential: Credential | None) -> None:
         stamp, names = _one(credential) if credential is not None else (None, ())
-        self._guarded = GuardedConnection(self._fence, self._session, stamp, names)
+        self._guarded = GuardedConnection(self._marks, self._session, stamp, names)
         await self._guarded.enter()
 
     async def leave(self, error: BaseException | None) -> None:
@@ -107,7 +107,7 @@ class SqliteTable:
     async def announce(self, credential: Credential) -> None:
         """Announce in a separate transaction and commit it: reads that begin afterwards are fenced."""
         stamp, names = _one(credential)
-        guarded = GuardedConnection(self._fence, self._session, stamp, names, stamping=False)
+        guarded = GuardedConnection(self._marks, self._session, stamp, names, stamping=False)
         await guarded.enter()
         await guarded.leave(None)
 
@@ -125,7 +125,7 @@ class SqliteTable:
                 for name in names:
                     if await session.run("SELECT 1 FROM fenced_stamp WHERE name = ?", (name,)):
                         raise Misuse(f"{name} has already been announced in this transaction")
-                await self._fence.announce(session, stamp, names, stamping=True)
+                await self._marks.announce(session, stamp, names, stamping=True)
             except BaseException:
                 await session.run("ROLLBACK TO fenced_announce")
                 raise

@@ -12,7 +12,7 @@ from fenced.guards.answers import entered_again
 from fenced.guards.engine import StampSource
 from fenced.guards.spec import Spec
 from fenced.runtime.blocking import step
-from fenced.stores.sqlite.guard.fencing import FOREIGN_KEYS, RefusalPending, SqliteFence
+from fenced.stores.sqlite.guard.marks import FOREIGN_KEYS, RefusalPending, SqliteMarks
 from fenced.stores.sqlite.guard.refusals import translate
 from fenced.stores.sqlite.guard.sessions import (
     READY,
@@ -28,17 +28,17 @@ from fenced.values.model import Stamp
 class GuardedConnection:
     """One guarded transaction on a connection. We begin it, announce in it, and end it."""
 
-    __slots__ = ("_fence", "_session", "_stamp", "_stamping", "names")
+    __slots__ = ("_marks", "_session", "_stamp", "_stamping", "names")
 
     def __init__(
         self,
-        fence: SqliteFence,
+        marks: SqliteMarks,
         session: SqliteSession,
         stamp: Stamp | None,
         names: Sequence[str],
         stamping: bool = True,
     ) -> None:
-        self._fence = fence
+        self._marks = marks
         self._session = session
         self._stamp = stamp
         self.names = names
@@ -53,13 +53,13 @@ class GuardedConnection:
             if stamp is not None and self._stamping and self._may_reenter(stamp):
                 left = await self._reenter(stamp)
             else:
-                await self._fence.begin(session)
+                await self._marks.begin(session)
                 if stamp is not None and self._stamping:
-                    await self._fence.make_ready(session)
+                    await self._marks.make_ready(session)
         except BaseException:
             await session.rollback()
             raise
-        if left and (stamp is not None or not self._fence.mandatory):
+        if left and (stamp is not None or not self._marks.mandatory):
             await self.announce(left)
 
     def refuse_nesting(self) -> None:
@@ -70,11 +70,11 @@ class GuardedConnection:
             )
 
     def _may_reenter(self, stamp: Stamp) -> bool:
-        return self._fence.may_be_retry and covers(stamp, self.names)
+        return self._marks.may_be_retry and covers(stamp, self.names)
 
     async def _reenter(self, stamp: Stamp) -> Sequence[str]:
         try:
-            return await self._session.reenter(self._fence.guard, stamp, self.names)
+            return await self._session.reenter(self._marks.guard, stamp, self.names)
         except sqlite3.Error as error:
             return await self.recover(error)
 
@@ -84,7 +84,7 @@ class GuardedConnection:
             if not str(error).startswith("no such"):
                 raise translate(error) from error
             if READY in str(error):
-                await self._fence.make_ready(self._session)
+                await self._marks.make_ready(self._session)
         except BaseException:
             await self._session.rollback()
             raise
@@ -93,9 +93,9 @@ class GuardedConnection:
     async def announce(self, names: Sequence[str]) -> None:
         try:
             if self._stamp is None:
-                await self._fence.record_missing_stamp(self._session, names)
+                await self._marks.record_missing_stamp(self._session, names)
             else:
-                await self._fence.announce(self._session, self._stamp, names, stamping=self._stamping)
+                await self._marks.announce(self._session, self._stamp, names, stamping=self._stamping)
         except BaseException as error:
             await self.leave(error)
             if isinstance(error, sqlite3.Error):
@@ -113,7 +113,7 @@ class GuardedConnection:
             raise Misuse(
                 "COMMIT belongs to the block: it ends the guarded transaction; nothing was committed"
             ) from error
-        refused = await self._fence.refusal(self._session, error, self._stamp, self.names)
+        refused = await self._marks.refusal(self._session, error, self._stamp, self.names)
         if refused is not None:
             raise refused from (None if isinstance(error, RefusalPending) else error)
 
@@ -153,7 +153,7 @@ class SqliteTransaction:
     which would cost as much as the statements.
     """
 
-    __slots__ = ("_connection", "_entered", "_fence", "_names", "_seq", "_source")
+    __slots__ = ("_connection", "_entered", "_marks", "_names", "_seq", "_source")
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class SqliteTransaction:
         seq: int | None,
         names: tuple[str, ...],
     ) -> None:
-        self._fence = SqliteFence(spec.table, mandatory, spec.rule)
+        self._marks = SqliteMarks(spec.table, mandatory, spec.rule)
         self._connection = connection
         self._source = source
         self._seq = seq
@@ -180,11 +180,11 @@ class SqliteTransaction:
             nested = connection.in_transaction
         except sqlite3.ProgrammingError as error:  # closed
             raise translate(error) from error
-        if nested or not self._fence.may_be_retry or not covers(source, names):
+        if nested or not self._marks.may_be_retry or not covers(source, names):
             step(self._guarded().enter())
             return connection
         try:
-            left = reenter(connection, self._fence.guard, source, self._seq, names)
+            left = reenter(connection, self._marks.guard, source, self._seq, names)
         except sqlite3.Error as error:
             left = step(self._guarded().recover(error))
         except BaseException:  # Ctrl-C, after BEGIN
@@ -209,7 +209,7 @@ class SqliteTransaction:
         source = self._source
         stamp = Stamp(source.realm, source.names, source.token, self._seq, source.grant)
         names = stamp.names if self._names is source.names else self._names
-        return GuardedConnection(self._fence, PlainSession(self._connection), stamp, names)
+        return GuardedConnection(self._marks, PlainSession(self._connection), stamp, names)
 
 
 def covers(source: StampSource, names: Sequence[str]) -> bool:

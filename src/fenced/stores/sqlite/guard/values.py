@@ -16,7 +16,7 @@ from fenced.guards.tablevalues import TableValues
 from fenced.runtime import forking
 from fenced.runtime.blocking import step
 from fenced.stores.sqlite.guard import install
-from fenced.stores.sqlite.guard.fencing import SqliteFence
+from fenced.stores.sqlite.guard.marks import SqliteMarks
 from fenced.stores.sqlite.guard.operator import SqliteOperator, connect
 from fenced.stores.sqlite.guard.refusals import translate
 from fenced.stores.sqlite.guard.sessions import BUSY_SECONDS, PlainSession, path_of
@@ -72,7 +72,7 @@ class SqliteValues(TableValues[PlainSession]):
     ) -> None:
         super().__init__(f"sqlite:///{path}", runtime, rule=rule, mode=mode, mandatory=mandatory)
         self._path = path
-        self._fence = SqliteFence(_TABLE, mandatory, rule)
+        self._marks = SqliteMarks(_TABLE, mandatory, rule)
 
     @classmethod
     def at(cls, url: str, runtime: Runtime) -> SqliteValues:
@@ -153,7 +153,7 @@ class SqliteValues(TableValues[PlainSession]):
         return SqliteTable(self._spec, session, self._mandatory)
 
     async def _miss(self, session: PlainSession, names: Sequence[str]) -> None:
-        await self._fence.record_missing_stamp(session, names)
+        await self._marks.record_missing_stamp(session, names)
 
     async def highest(self) -> int:
         return await self._runtime.call(self._highest)

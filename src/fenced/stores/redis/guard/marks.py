@@ -93,7 +93,7 @@ class Compared(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FenceOptions:
+class MarkOptions:
     """What a program says about its guard. The mode counts only if the guard is created."""
 
     tag: str = TAG
@@ -148,7 +148,7 @@ class FenceOptions:
         return Config(self.rule or DEFAULT_RULE, {"*": str(Mode.parse(self.mode))})
 
 
-class RedisFence:
+class RedisMarks:
     """Checks operations in the same step as their commands. Threads and tasks may share it.
 
     What it remembers of the server may be old: the script checks all of it.
@@ -157,7 +157,7 @@ class RedisFence:
     def __init__(
         self,
         channel: RedisChannel,
-        options: FenceOptions,
+        options: MarkOptions,
         prefix: str | None = None,
         header: bytes | None = b"",
     ) -> None:
@@ -167,7 +167,7 @@ class RedisFence:
         """The configuration that was last seen."""
         self.replicated = False
         """Whether a replica may take the server's place. Then one confirms every mark that is raised."""
-        self.marks: dict[str, tuple[str, int, str]] = {}
+        self.seen: dict[str, tuple[str, int, str]] = {}
         """Whose mark each name had: realm, token and grant of a lease that was admitted."""
         self._options = options
         self._header = header
@@ -301,7 +301,7 @@ class RedisFence:
                 )
         for name in names:
             check_name(name)
-        if len(commands) == len(names) == 1 and not compared and (own := self._settled(stamp, names)):
+        if len(commands) == len(names) == 1 and not compared and (own := self._own_mark(stamp, names)):
             key = self.key("mark", names[0])
             reply = await self.channel.run(ONE, (key, *keys), (own, *commands[0]), again=again)
             if not isinstance(reply, ErrorReply):
@@ -358,7 +358,7 @@ class RedisFence:
         others = [self.key(kind) for kind in ("config", "tokens", "records", "counts")]
         for _ in range(TRIES):
             blob, config = self.known or await self.config()
-            if own := self._settled(stamp, names):
+            if own := self._own_mark(stamp, names):
                 reply = await self.channel.run(
                     script, [*marks, *keys], [own, len(names), "", *tail], again=again
                 )
@@ -387,7 +387,7 @@ class RedisFence:
                 raise self._error(word, rest, stamp, names, config, compared)
         raise Contended(f"{', '.join(names)}: others changed the configuration {TRIES} times; try again")
 
-    def _settled(self, stamp: Stamp | None, names: Sequence[str]) -> str:
+    def _own_mark(self, stamp: Stamp | None, names: Sequence[str]) -> str:
         """The mark of this lease, if it is probably the mark of all names already: then nothing needs to be decided.
 
         No mark becomes a lease's own without a decision, and a change of realm touches every mark. So the script has
@@ -395,7 +395,7 @@ class RedisFence:
         """
         if stamp is None or not is_seq(stamp.seq) or self.known is None or self.known[1].rule != "retry":
             return ""
-        marks, covered, lease = self.marks, stamp.names, (stamp.realm, stamp.token, stamp.grant)
+        marks, covered, lease = self.seen, stamp.names, (stamp.realm, stamp.token, stamp.grant)
         for name in names:
             if marks.get(name) != lease or name not in covered:
                 return ""
@@ -403,7 +403,7 @@ class RedisFence:
 
     def _forget(self, names: Sequence[str]) -> None:
         for name in names:
-            self.marks.pop(name, None)
+            self.seen.pop(name, None)
 
     def _remember(self, config: Config, stamp: Stamp | None, names: Sequence[str]) -> None:
         """What is probably so after this operation; the script checks it."""
@@ -413,9 +413,9 @@ class RedisFence:
             config = replace(config, realm=stamp.realm)
             self.known = config.packed(), config
         if config.realm == stamp.realm:
-            if len(self.marks) > REMEMBERED_MAX:
-                self.marks.clear()
-            self.marks.update(dict.fromkeys(names, (stamp.realm, stamp.token, stamp.grant)))
+            if len(self.seen) > REMEMBERED_MAX:
+                self.seen.clear()
+            self.seen.update(dict.fromkeys(names, (stamp.realm, stamp.token, stamp.grant)))
 
     def _error(
         self,

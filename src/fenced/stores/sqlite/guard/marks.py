@@ -55,7 +55,7 @@ class RefusalPending(Exception):
 
 
 @dataclass(slots=True)
-class SqliteFence:
+class SqliteMarks:
     """A guard on one SQLite table, for one transaction at a time."""
 
     guard: str
@@ -112,7 +112,7 @@ class SqliteFence:
                 announced = judge(before, stamp, name=name, rule=rule, realm=realm, announce=True)
                 await self._raise(session, name, stamp, before, announced.mark)
             else:
-                await self._settle(session, name, stamp, before, judged, mode, realm)
+                await self._carry_out(session, name, stamp, before, judged, mode, realm)
             if stamping:
                 await self._put(session, name, stamp, judged.verdict, mode, rule)
 
@@ -153,7 +153,7 @@ class SqliteFence:
         if after is not None and after != before:
             await session.run(_RAISE, (name, after.token, after.grant, after.seq, stamp.bare_text))
 
-    async def _settle(
+    async def _carry_out(
         self,
         session: SqliteSession,
         name: str,
@@ -226,7 +226,7 @@ class SqliteFence:
         mark, mode, realm = None, "unknown", None
         try:
             mark = await self.mark(session, name) if name else None
-            _, realm, _, modes = await SqliteFence(guard, self.mandatory)._look(session)
+            _, realm, _, modes = await SqliteMarks(guard, self.mandatory)._look(session)
             mode = str(mode_of(name or "", modes))
         except (sqlite3.Error, FencedError):
             mark = None  # the refusal itself matters more than its details
