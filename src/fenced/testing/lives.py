@@ -61,8 +61,8 @@ class Promises:
     """A token is minted when the attempt is queued, and rises per name."""
     forgets: bool = False
     """An attempt that has ended may be unknown at any later time, or answered as settled."""
-    delays_late: bool = False
-    """A lock_delay or keep may last longer than it should, by no known time."""
+    frees_late: bool = False
+    """A name whose lease has expired, or that is kept, may stay taken for longer than it should, by no known time."""
     exact: bool = False
     """The trace has the moments of the decisions, and leases and places end exactly when they should."""
     place: Callable[[float], float] = timing.waiter_ttl
@@ -74,7 +74,7 @@ class Promises:
         forgets = not keys.isdisjoint(("settled-forgotten", "own-memory"))
         # Places of sessions end with their session, which may be a third shorter than their ttl.
         shorter = (lambda ttl: timing.waiter_ttl(ttl) * 2 / 3) if "sessions" in keys else timing.waiter_ttl
-        late = not keys.isdisjoint(("restart-prolongs", "delay-noticed"))
+        late = not keys.isdisjoint(("restart-prolongs", "delay-noticed", "sessions"))
         return cls("per-name-order" in keys, forgets, late, exact, shorter)
 
     def slack(self, *durations: float) -> float:
@@ -184,8 +184,8 @@ class Life:
             return NEVER
         keep = max(call.keep for call in self.calls)
         delay = self.delay
-        if self.promises.delays_late:
-            keep, delay = (NEVER if seconds else 0.0 for seconds in (keep, delay))
+        if self.promises.frees_late:
+            keep, delay = NEVER if keep else 0.0, NEVER
         ends = [call.at + keep for call in self._answered("released", "gone")]
         for call in self._answered("ended"):
             ends.append(call.at + (delay if call.reason == "expired" else keep))
