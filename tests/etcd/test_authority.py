@@ -79,7 +79,7 @@ def test_messages_are_those_of_etcd() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 2**20), st.integers(0, 2**64 - 1) | st.binary(max_size=300))))
-def test_what_is_written_is_read(parts: list[tuple[int, int | bytes]]) -> None:
+def test_written_fields_are_read_back(parts: list[tuple[int, int | bytes]]) -> None:
     raw = b""
     for field, value in parts:
         if isinstance(value, int):
@@ -90,7 +90,7 @@ def test_what_is_written_is_read(parts: list[tuple[int, int | bytes]]) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_what_is_no_message_is_malformed(raw: bytes) -> None:
+def test_bytes_that_are_no_message_are_malformed(raw: bytes) -> None:
     try:
         list(protobuf.fields(raw))
         messages.TxnReply(raw)

@@ -210,7 +210,7 @@ def server() -> Iterator[EtcdServer]:
         yield server
 
 
-def test_who_expired_while_waiting_is_never_granted(server: EtcdServer) -> None:
+def test_a_waiter_that_expired_is_never_granted(server: EtcdServer) -> None:
     """Its session ends in the queue, the name becomes free: its ask is told that, and the next one is let in."""
     authority, other = opened(server.url(), "waiting"), opened(server.url(), "waiting")
     holder, silent, alive = (asking(RUNTIME, "orders", ttl=ttl, wait=True) for ttl in (30, 1, 30))

@@ -136,7 +136,7 @@ def test_a_cancelled_call_ends_at_once_and_its_connection_with_it() -> None:
 
 @pytest.mark.parametrize("thread", [False, True], ids=["here", "another thread"])
 @pytest.mark.parametrize("colour", COLOURS)
-def test_who_is_abandoned_lets_go_of_connections_and_of_nothing_else(
+def test_abandoning_closes_connections_and_nothing_else(
     etcd_server: EtcdServer, colour: Colour, thread: bool
 ) -> None:
     """Also of those on which somebody waits: a wake-up, and a reply."""
@@ -178,7 +178,7 @@ def test_who_is_abandoned_lets_go_of_connections_and_of_nothing_else(
 
 
 @pytest.mark.parametrize("colour", COLOURS)
-def test_who_is_abandoned_in_a_call_finds_its_end(colour: Colour) -> None:
+def test_abandoning_ends_a_call_that_is_under_way(colour: Colour) -> None:
     async def story(runtime: Runtime) -> None:
         authority = EtcdAuthority.at(f"etcd://127.0.0.1:{port}", runtime, "any")
         ended: list[type[BaseException]] = []

@@ -380,7 +380,7 @@ def test_a_transaction_is_entered_once(guard: Bound, etcd_url: str, prefix: str)
     ],
     ids=["operations", "bytes", "more bytes", "one key twice", "a lease that does not exist"],
 )
-def test_what_etcd_does_not_take(
+def test_a_transaction_beyond_the_limits_is_unsupported(
     guard: Bound, prefix: str, puts: list[tuple[str, bytes, int]], error: type[fenced.FencedError]
 ) -> None:
     """The limits of a transaction are Unsupported; nothing is written, and the guard goes on."""

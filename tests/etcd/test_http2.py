@@ -147,7 +147,7 @@ def test_replies_come_in_any_pieces(data: st.DataObject, replies: list[bytes]) -
     assert grpc.status == GrpcStatus(5, "no such lease")
 
 
-def test_what_is_left_of_an_earlier_call_is_passed_over() -> None:
+def test_frames_of_an_earlier_call_are_ignored() -> None:
     grpc = begun()
     grpc.receive(GREETED + ended(trailers()))
     assert grpc.status == GrpcStatus(0, "")
@@ -191,7 +191,7 @@ def test_a_call_that_was_not_begun_is_refused() -> None:
         b"\x01\0\0\0\0\0\0\0\0",
     ],
 )
-def test_what_no_grpc_server_says_is_malformed(said: bytes) -> None:
+def test_frames_that_no_grpc_server_sends_are_malformed(said: bytes) -> None:
     with pytest.raises(MalformedFrame):
         begun().receive(said)
 

@@ -105,14 +105,14 @@ def stream() -> Iterator[tuple[EtcdStream, socket.socket]]:
     theirs.close()
 
 
-def test_who_receives_is_told_that_nothing_could_be_sent(stream: tuple[EtcdStream, socket.socket]) -> None:
+def test_the_receiver_learns_that_a_send_failed(stream: tuple[EtcdStream, socket.socket]) -> None:
     made, _ = stream
     step(made.send(bytes(10_000_000), soon(0.05)))
     assert step(RUNTIME.readable(made.link, soon())), "it is called to look"
     assert step(made.receive(soon())) == [] and made.over
 
 
-def test_what_is_appended_as_a_sender_ends_is_sent() -> None:
+def test_bytes_appended_as_a_sender_ends_are_sent() -> None:
     """Another sender appends when the first has just found nothing more to send, and leaves its bytes to the first."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)

@@ -197,7 +197,7 @@ BAD = {
 }
 
 
-def test_what_could_be_two_requests_is_none() -> None:
+def test_an_ambiguous_request_is_refused() -> None:
     async def story() -> None:
         async with proxied(unnamed="pass") as stage:
             for what, (rest, wanted) in BAD.items():
@@ -225,7 +225,7 @@ def test_what_could_be_two_requests_is_none() -> None:
     run(story())
 
 
-def test_what_needs_a_name_and_a_stamp() -> None:
+def test_writes_need_a_name_and_a_stamp() -> None:
     async def story() -> None:
         async with proxied(names=("orders/{path.id}", "carts/{header.x-cart}"), mode="require") as stage:
             ask = stage.ask
@@ -606,7 +606,7 @@ def test_operators_port() -> None:
     run(story())
 
 
-def test_who_writes_without_a_stamp_is_recorded() -> None:
+def test_unstamped_writers_are_recorded() -> None:
     async def story() -> None:
         async with proxied() as stage:
             agent = "User-Agent: legacy-cron/1.0 \xe9" + "x" * 1000
@@ -699,7 +699,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-def test_whatever_is_sent_gets_an_answer_or_an_end() -> None:
+def test_any_bytes_get_an_answer_or_an_end() -> None:
     """No hang, no 500, no stamp in a report, and everything that reaches the upstream is one whole request."""
 
     async def story(requests: list[bytes]) -> None:

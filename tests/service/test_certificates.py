@@ -105,7 +105,9 @@ def test_files_that_cannot_be_used_are_named_before_it_listens(
         asyncio.run(FencingProxy(options).start())
 
 
-def test_what_else_keeps_it_from_listening(files: Path, plain: ServiceServer, tmp_path: Path) -> None:
+def test_a_missing_file_or_a_taken_address_is_refused(
+    files: Path, plain: ServiceServer, tmp_path: Path
+) -> None:
     pair = ("--cert", str(files / "one/server.crt"), "--key", str(files / "one/server.key"))
     assert "/nope: No such file" in refused(tmp_path, *pair, "--client-ca", "/nope")
     taken = f"127.0.0.1:{plain.port}"

@@ -126,7 +126,7 @@ def test_a_renewed_lease_ends_when_its_last_renewal_is_over(monkeypatch: pytest.
     assert [(event.kind, event.at) for event in story.feed] == [("granted", 100.0), ("ended", 190.0)]
 
 
-def test_what_was_taken_away_is_lost() -> None:
+def test_a_lease_that_was_taken_away_is_lost() -> None:
     """And a refusal names both holders."""
     events, story = Events(), Story("default")
     story.realm = STAMP.realm

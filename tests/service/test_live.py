@@ -17,6 +17,8 @@ from fenced.values.model import Ask, Ended, Granted, Holder, Renewal
 from tests.service.inside import Written
 
 PATIENCE = 100.0
+LOOKS_MAX = 200
+"""A change of a second is sent. Looks are a tenth of a second apart at least: these take twenty seconds."""
 NAMES = [f"jobs/{number:04}" for number in range(1000)]
 Event = tuple[str, Any, int]
 """Its kind, its data, and in which turn of the loop it was sent."""
@@ -125,6 +127,7 @@ def test_small_renewals_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
             changes += kind == "change" and bool(data.get("names"))
             if changes == 2:
                 break
+            assert len(watched.surveyed) < LOOKS_MAX, "each look was compared with the one before it"
         await events.aclose()
 
     asyncio.run(story())

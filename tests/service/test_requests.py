@@ -269,7 +269,7 @@ def test_a_held_answer(accept: str) -> None:
     run(story)
 
 
-def test_what_is_noted_on_a_head_is_the_same_for_the_same_bytes() -> None:
+def test_equal_heads_get_the_same_notes() -> None:
     """With heads that are remembered and without, the client gets the same bytes, in whatever pieces they come."""
     whole = [each for each, _ in MIXED] + [request("GET", "/healthz", None, ("Connection", "close"))]
 

@@ -469,7 +469,7 @@ def test_the_demo(tmp_path: Path) -> None:
         (["--tokens", "x", "--demo"], "without TLS and tokens"),
     ],
 )
-def test_what_is_not_served(arguments: list[str], error: str, tmp_path: Path) -> None:
+def test_unusable_options_are_refused(arguments: list[str], error: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(serve, ["--store", f"sqlite://{tmp_path}/leases.db", *arguments])
     assert error in result.output + str(result.exception)
 

@@ -205,7 +205,7 @@ def test_requests_that_are_none(tmp_path: Path) -> None:
     served(without, None)
 
 
-def test_who_may_use_values(tmp_path: Path) -> None:
+def test_values_need_the_right_guard(tmp_path: Path) -> None:
     """The right `guard`, for the names of the token; a namespace in the query does not widen that."""
     file = tmp_path / "tokens.toml"
     rights = {

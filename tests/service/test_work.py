@@ -42,7 +42,7 @@ class Slow:
         return [Granted(number, 30.0, 30.0) for number, _ in enumerate(operations, 1)]
 
 
-def test_what_arrives_during_a_write_shares_the_next_one() -> None:
+def test_requests_during_a_write_share_the_next_one() -> None:
     """A request that comes alone is written at once. An error of a write is the answer of all in it."""
 
     async def story() -> None:
