@@ -1,4 +1,4 @@
-"""The operators' port: is it alive, is it ready, what has happened, and what an operator knows to be settled."""
+"""The admin port: /healthz, /readyz, /metrics, /records and POST /settle."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ CLIENTS_MAX = 10_000
 
 @dataclass(frozen=True)
 class Limits:
-    """What one instance bears. Times are seconds."""
+    """Limits of one instance. Times are in seconds."""
 
     connections: int = 20_000
     running: int = 10_000

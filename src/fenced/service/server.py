@@ -36,7 +36,7 @@ LOOK_SECONDS = 0.1
 STANDBY_SECONDS = 0.1
 """How often a standby tries to open the file."""
 DESCRIPTORS_KEPT = 600
-"""For the store, and for connections that are only told that there are too many."""
+"""Descriptors reserved for the store and for refusing surplus connections."""
 
 log = logging.getLogger("fenced.service")
 
@@ -190,7 +190,7 @@ def serve(
 
 
 def _collect_less() -> None:
-    """What is loaded by now stays: never look at it again for garbage. And look less often at what is new.
+    """Freeze what is loaded (gc.freeze), and collect less often.
 
     Requests leave hardly any cycles behind, and the collector took 40 % of the CPU of each.
     """
