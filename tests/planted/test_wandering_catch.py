@@ -6,7 +6,9 @@ import pytest
 
 from fenced.stores.etcd.authority.leases import HoldLeases, LeasePool
 from fenced.stores.etcd.authority.renewing import Renewing
-from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
+from fenced.stores.zookeeper.authority.attempts import OwnAttempts
+from fenced.stores.zookeeper.authority.granting import TakeOver
+from fenced.stores.zookeeper.authority.tree import QueueLook
 from fenced.testing import wandering
 from fenced.values import timing
 from fenced.values.model import Gone, Waiting
@@ -74,25 +76,34 @@ def test_a_bug_in_etcd_is_caught(
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "planted"),
+    ("name", "where", "method", "planted"),
     [
         pytest.param(
             "a_waiter_that_wandered_is_granted_above_every_token",
-            "_too_old",
+            QueueLook,
+            "too_old",
             lambda *_: False,
             id="tokens fall",
         ),
         pytest.param(
             "a_waiter_is_granted_elsewhere",
-            "_ours",
+            OwnAttempts,
+            "carries",
             lambda *_: True,
             id="believed to be ours",
         ),
-        pytest.param("a_waiter_is_granted_elsewhere", "_adopt", answering(Gone()), id="not taken over"),
+        pytest.param(
+            "a_waiter_is_granted_elsewhere", TakeOver, "renew", answering(Gone()), id="not taken over"
+        ),
     ],
 )
 def test_a_bug_in_zookeeper_is_caught(
-    name: str, method: str, planted: Any, zookeeper_server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    where: type,
+    method: str,
+    planted: Any,
+    zookeeper_server: ZooKeeperServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ZooKeeperAuthority, method, planted)
+    monkeypatch.setattr(where, method, planted)
     assert is_caught(CHECKS[name], lambda runtime: test_zookeeper.Harness(runtime, zookeeper_server))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from fenced.stores.zookeeper.authority.attempt import ZooKeeperAttempt, ZooKeeperPhase
+from fenced.stores.zookeeper.authority.attempts import OwnAttempts
 from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
-from fenced.stores.zookeeper.authority.session import ZooKeeperSession
-from fenced.stores.zookeeper.authority.tree import Queue, ZooKeeperAttempt
+from fenced.stores.zookeeper.authority.renewing import ZooKeeperRenewing
+from fenced.stores.zookeeper.authority.session import SessionCall, ZooKeeperSession
+from fenced.stores.zookeeper.authority.tree import Queue, QueueLook
 from fenced.stores.zookeeper.wire import jute
 from fenced.stores.zookeeper.wire.connection import ZooKeeperWire
 from fenced.values.model import Kept, RenewAnswer
@@ -26,15 +29,18 @@ class Isolating(ZooKeeperBackend):
     breaks_every = (NEVER,)
 
 
-def with_session(
-    bug: type[ZooKeeperSession], backend: type[ZooKeeperBackend] = ZooKeeperBackend
-) -> type[Site]:
-    made = type(bug.__name__, (ZooKeeperAuthority,), {"session_type": bug, "__doc__": bug.__doc__})
-    return with_authority(made, backend)
+def made_with(part: str, bug: type) -> type[ZooKeeperAuthority]:
+    """The authority with this part of it replaced."""
+    return type(bug.__name__, (ZooKeeperAuthority,), {f"{part}_type": bug, "__doc__": bug.__doc__})
+
+
+def with_part(part: str, bug: type, backend: type[ZooKeeperBackend] = ZooKeeperBackend) -> type[Site]:
+    return with_authority(made_with(part, bug), backend)
 
 
 def with_wire(bug: type[ZooKeeperWire]) -> type[Site]:
-    return with_session(type(bug.__name__, (ZooKeeperSession,), {"wire_type": bug, "__doc__": bug.__doc__}))
+    session = type(bug.__name__, (ZooKeeperSession,), {"wire_type": bug, "__doc__": bug.__doc__})
+    return with_part("session", session)
 
 
 class WatchesAreLostAtReconnect(ZooKeeperSession):
@@ -45,17 +51,16 @@ class WatchesAreLostAtReconnect(ZooKeeperSession):
             super()._on_event(event)
 
 
-class OpenConnectionsAreBelieved(ZooKeeperAuthority):
+class OpenConnectionsAreBelieved(ZooKeeperRenewing):
     """While its connection is open, a session is taken for alive, and its leases are renewed without a request."""
 
-    async def _keep(
-        self, session: ZooKeeperSession, batch: list[ZooKeeperAttempt], until: float
-    ) -> dict[str, RenewAnswer]:
-        if session._wire is None or session._wire.closed or any(mine.state != "granted" for mine in batch):
-            return await super()._keep(session, batch, until)
+    async def keep(self, call: SessionCall, batch: list[ZooKeeperAttempt]) -> dict[str, RenewAnswer]:
+        wire = call.session._wire
+        if wire is None or wire.closed or not all(mine.granted for mine in batch):
+            return await super().keep(call, batch)
         for mine in batch:
-            mine.expires = self._runtime.now() + session.ttl
-        return {mine.public: Kept(session.ttl) for mine in batch}
+            mine.expires = self.runtime.now() + call.session.ttl
+        return {mine.public: Kept(call.session.ttl) for mine in batch}
 
 
 class AnyMemberConfirms(ZooKeeperSession):
@@ -63,23 +68,22 @@ class AnyMemberConfirms(ZooKeeperSession):
 
     async def exchange(self, *requests: bytes, until: float) -> list[jute.Reply]:
         sent = self._runtime.now()
-        read = jute.get_data(self._root)
+        read = jute.get_data("/")
         asked = [request if request[:4] != jute.sync("")[:4] else read for request in requests]
         replies = await super().exchange(*asked, until=until)
         self.confirmed = max(self.confirmed, sent)
         return replies
 
 
-class EventsAreBelieved(ZooKeeperAuthority):
+class EventsAreBelieved(OwnAttempts):
     """A waiter that learns that the place ahead is gone takes itself for first, and does not read the queue."""
 
-    async def _standing(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> Any:
-        told = mine.state == "waiting" and mine.queued and not mine.watched
-        stands = await super()._standing(session, mine, until)
-        if stands is None or not told:
-            return stands
-        alone = {name: Queue([mine.public], [""], [], 0) for name in mine.names}
-        return alone, stands[1]
+    async def standing(self, call: SessionCall, mine: ZooKeeperAttempt) -> QueueLook | None:
+        told = mine.phase is ZooKeeperPhase.WAITING and not mine.watched
+        look = await super().standing(call, mine)
+        if look is None or not told:
+            return look
+        return look._replace(queues={name: Queue([mine.public], [""], [], 0) for name in mine.names})
 
 
 class RepliesAreNotMatched(ZooKeeperWire):
@@ -96,9 +100,9 @@ class RepliesAreNotMatched(ZooKeeperWire):
 
 
 PLANTED = [
-    with_session(WatchesAreLostAtReconnect),
-    with_authority(OpenConnectionsAreBelieved, ZooKeeperBackend),
-    with_session(AnyMemberConfirms, Isolating),
+    with_part("session", WatchesAreLostAtReconnect),
+    with_part("renewing", OpenConnectionsAreBelieved),
+    with_part("session", AnyMemberConfirms, Isolating),
     with_wire(RepliesAreNotMatched),
-    with_authority(EventsAreBelieved, ZooKeeperBackend),
+    with_part("attempts", EventsAreBelieved),
 ]

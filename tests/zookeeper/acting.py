@@ -7,6 +7,8 @@ from typing import Any
 
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
+from fenced.stores.zookeeper.authority.session import ZooKeeperSession
+from fenced.stores.zookeeper.authority.tree import Paths
 from tests.zookeeper.raw import Raw
 
 RUNTIME = BlockingRuntime()
@@ -36,8 +38,18 @@ def opened(
 Pair = tuple[ZooKeeperAuthority, ZooKeeperAuthority]
 
 
+def paths_of(authority: ZooKeeperAuthority) -> Paths:
+    """Where its nodes are, to look at them with a client of another make."""
+    return authority._nodes.paths
+
+
+def session_of(authority: ZooKeeperAuthority, ttl: float) -> ZooKeeperSession:
+    """Its session for leases of this ttl, to do something to it."""
+    return authority._own.session(ttl)
+
+
 def places(raw: Raw, authority: ZooKeeperAuthority, name: str = "orders") -> list[str]:
-    path = authority._paths.name(name)
+    path = paths_of(authority).name(name)
     return [f"{path}/{child}" for child in raw.children(path)]
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from fenced.errors import Unavailable
-from fenced.stores.zookeeper.address import ZooKeeperAddress
 from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
 from fenced.stores.zookeeper.authority.session import ZooKeeperSession
 from fenced.stores.zookeeper.wire import jute
@@ -30,14 +29,14 @@ class Mortal(ZooKeeperAuthority):
         self.left: list[tuple[ZooKeeperSession, float]] = []
 
     def abandon(self) -> None:
-        self.left += [(each, each.confirmed) for each in self._sessions.values()]
+        self.left += [(each, each.confirmed) for each in self._own.sessions.values()]
         super().abandon()
 
 
-def end_session(session: ZooKeeperSession, address: ZooKeeperAddress) -> None:
+def end_session(session: ZooKeeperSession) -> None:
     """Its own client may take the session back at once: once more, then."""
     known = jute.Connected(10_000, session.id, session._password)
-    host, port = address.members[0]
+    host, port = session._address.members[0]
     while True:
         with (
             contextlib.suppress(OSError, Unavailable),
@@ -52,11 +51,13 @@ def pass_time(seconds: float, runtime: Shifted, authorities: Iterable[ZooKeeperA
     runtime.ahead += seconds
     roots = set()
     for authority in authorities:
-        roots.add(authority._paths.root)
+        roots.add(authority._nodes.paths.root)
         left = authority.left if isinstance(authority, Mortal) else []
-        for session, confirmed in left + [(each, each.confirmed) for each in authority._sessions.values()]:
+        for session, confirmed in left + [
+            (each, each.confirmed) for each in authority._own.sessions.values()
+        ]:
             if session.id and confirmed + session.ttl <= runtime.now():
-                end_session(session, authority._address)
+                end_session(session)
     with Raw(url) as client:
         for root in roots:
             _move_back(client, root, seconds)

@@ -24,7 +24,7 @@ from fenced.testing.kit import asking, granted
 from fenced.values.model import Busy, Ended, Granted, Kept, Released, Waiting, check_name, grant_id
 from fenced_testkit.servers import ZooKeeperServer
 from tests.shifted import Shifted
-from tests.zookeeper.acting import RUNTIME, Pair, opened, places, woken
+from tests.zookeeper.acting import RUNTIME, Pair, opened, paths_of, places, session_of, woken
 from tests.zookeeper.raw import Raw
 from tests.zookeeper.shifting import end_session, pass_time
 
@@ -87,7 +87,7 @@ def test_a_waiter_behind_a_lock_delay_is_not_let_in(pair: Pair) -> None:
     holder, waiter = asking(RUNTIME, "orders", ttl=5, lock_delay=20), asking(RUNTIME, "orders", wait=True)
     step(granted(one, holder))
     assert isinstance(step(two.ask(waiter)), Waiting)
-    end_session(one._session(5.0), one._address)
+    end_session(session_of(one, 5.0))
     woken(two, grant_id(waiter.secret))
     answer = step(two.ask(waiter))
     assert isinstance(answer, Waiting) and answer.check_in == pytest.approx(20, abs=1)
@@ -114,7 +114,7 @@ def test_a_place_whose_attempt_somebody_deleted_can_be_taken_by_force(pair: Pair
     one, two = pair
     ask = asking(RUNTIME, "orders")
     token = step(granted(one, ask)).token
-    assert raw.delete(one._paths.attempt(grant_id(ask.secret))) == 0
+    assert raw.delete(paths_of(one).attempt(grant_id(ask.secret))) == 0
     assert isinstance(step(two.ask(asking(RUNTIME, "orders"))), Busy)
     minted = step(two.force_release("orders", token))
     assert minted is not None and minted > token
@@ -159,7 +159,7 @@ def test_a_session_that_was_silent_is_confirmed_before_anything_is_granted_on_it
 def test_only_what_the_leader_answers_is_a_sign_of_life(pair: Pair) -> None:
     one, _ = pair
     step(granted(one, asking(RUNTIME, "orders")))
-    session, root = one._session(10.0), one._paths.root
+    session, root = session_of(one, 10.0), paths_of(one).root
     for request, counts in (
         (jute.get_data(root), False),
         (jute.get_children(root), False),
@@ -188,7 +188,7 @@ def test_a_name_that_somebody_deleted_is_revoked(pair: Pair, raw: Raw) -> None:
         assert raw.delete(path) == 0
     assert step(one.renew([late.secret])) == [Ended("revoked")]
     assert step(one.release(late.secret)) == Ended("revoked")
-    assert step(one.survey()) == [] and raw.children(one._paths.attempts) == []
+    assert step(one.survey()) == [] and raw.children(paths_of(one).attempts) == []
 
 
 # proves authority zookeeper: own-memory
@@ -247,7 +247,7 @@ def test_idle_names_are_removed_by_the_server_and_tokens_go_on(pair: Pair, raw: 
     token = step(granted(one, ask)).token
     step(one.release(ask.secret))
     limit = time.monotonic() + 90
-    while raw.children(one._paths.names):
+    while raw.children(paths_of(one).names):
         assert time.monotonic() < limit
         time.sleep(0.05)
     assert step(granted(one, asking(RUNTIME, "once"))).token > token  # which it thought was there
@@ -314,21 +314,17 @@ def test_nodes_belong_to_their_credentials_alone(zookeeper_url: str, raw: Raw) -
         return zookeeper_url.replace("://", f"://{who}") + f"/{top}"
 
     with opened(url("app:open%20sesame%2F%40@"), "default") as authority:
-        step(granted(authority, asking(RUNTIME, "orders")))
+        ask = asking(RUNTIME, "orders")
+        step(granted(authority, ask))
         for other in ("", "app:wrong@", "eve:open%20sesame%2F%40@"):
             stranger = ZooKeeperAuthority.at(url(other), RUNTIME, "default")
             with pytest.raises(Misconfigured, match="credentials") as caught:
                 step(stranger.open())
             assert "sesame" not in str(caught.value) + stranger.url + repr(stranger._address)
             step(stranger.close())
-        (place,) = places_path(authority)
-        assert raw.delete(place) == jute.NO_AUTH or raw.children(authority._paths.names) == []
+        assert raw.delete(paths_of(authority).attempt(grant_id(ask.secret))) == jute.NO_AUTH
         with opened(url("app:open%20sesame%2F%40@"), "default") as again:
             assert isinstance(step(again.ask(asking(RUNTIME, "orders"))), Busy)
-
-
-def places_path(authority: ZooKeeperAuthority) -> list[str]:
-    return [path for mine in authority._memory.values() for path in mine.places.values()]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from fenced.values.model import Ended, Granted, Kept, Released, Waiting
 from fenced_testkit import GUARD_FAILOVER_CHECKS, GuardFailoverHarness
 from fenced_testkit.servers import ZooKeeperEnsemble, ZooKeeperServer
 from tests.guard_outage_harness import FailoverHarness
+from tests.zookeeper.acting import session_of
 from tests.zookeeper.shifting import end_session
 
 pytestmark = [pytest.mark.xdist_group("zookeeper"), pytest.mark.timeout(180)]
@@ -252,7 +253,7 @@ def test_a_session_that_ends_while_its_client_waits_is_never_granted(zookeeper_u
         holder, waiter = asking(RUNTIME, "orders"), asking(RUNTIME, "orders", ttl=5, wait=True)
         step(granted(one, holder))
         assert isinstance(step(two.ask(waiter)), Waiting)
-        end_session(two._session(5.0), two._address)
+        end_session(session_of(two, 5.0))
         assert step(one.release(holder.secret)) == Released()
         assert step(two.ask(waiter)) == Ended("expired")
         assert step(two.renew([waiter.secret])) == [Ended("expired")]
@@ -273,7 +274,7 @@ def test_a_client_that_waits_past_its_session_joins_again(zookeeper_url: str) ->
         while not step(one.observe("orders")).waiters:
             time.sleep(0.005)
         assert isinstance(two.authority, ZooKeeperAuthority)
-        end_session(two.authority._session(5.0), two.authority._address)
+        end_session(session_of(two.authority, 5.0))
         time.sleep(0.1)
         assert step(one.release(holder.secret)) == Released()
         step(task.join())

@@ -8,18 +8,23 @@ from typing import Any
 import pytest
 
 from fenced.errors import Indeterminate
+from fenced.stores.zookeeper.authority.attempt import ZooKeeperAttempt
+from fenced.stores.zookeeper.authority.attempts import OwnAttempts
 from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
-from fenced.stores.zookeeper.authority.session import ZooKeeperSession
-from fenced.stores.zookeeper.authority.tree import ZooKeeperAttempt
+from fenced.stores.zookeeper.authority.nodes import Nodes
+from fenced.stores.zookeeper.authority.session import SessionCall, ZooKeeperSession
+from fenced.stores.zookeeper.authority.tree import QueueLook
 from fenced.stores.zookeeper.wire import jute
 from fenced.stores.zookeeper.wire.connection import ZooKeeperWire
-from fenced.values.model import Ask, Granted, Holder, Released, Waiting, grant_id
+from fenced.values.model import Ask, Granted, Holder, Kept, Released, Waiting, grant_id
 from fenced_testkit.runtime.network import SimulatedNetwork
 from fenced_testkit.runtime.simulated import SimulatedRuntime
 from fenced_testkit.runtime.world import Process, World
 from fenced_testkit.worlds.zookeeper_ensemble import Ensemble, PeerLink, Replica
 from fenced_testkit.worlds.zookeeper_member import ClientConnection, Request
 from fenced_testkit.worlds.zookeeper_tree import CLOSE_SESSION, MULTI, Entry, Ids
+from tests.simulation.bugs_zookeeper import made_with
+from tests.zookeeper.acting import paths_of, session_of
 
 HOLDER = Holder("id", "label", "host", 1)
 
@@ -89,8 +94,8 @@ def places_after_a_withdrawal(kind: type[ZooKeeperAuthority]) -> int:
         stage.play(each, each.open())
     assert isinstance(stage.play(one, one.ask(ask("a", wait=False))), Granted)
     assert isinstance(stage.play(two, two.ask(ask("b", wait=True))), Waiting)
-    stage.play(two, two._session(60.0).exchange(until=two._runtime.now() + 1.0))  # connects
-    stage.freeze_followers_at_write_of(two._session(30.0).id)
+    stage.play(two, session_of(two, 60.0).exchange(until=two._runtime.now() + 1.0))  # connects
+    stage.freeze_followers_at_write_of(session_of(two, 30.0).id)
     now = two._runtime.now
     assert isinstance(stage.play(two, two.ask(ask("c", wait=True), now() + 1.0)), Indeterminate)
     while stage.play(two, two.withdraw("c" * 32, now() + 1.0)) != Released():
@@ -104,17 +109,17 @@ def test_what_is_withdrawn_has_no_place_even_if_its_ask_is_carried_out_later() -
     assert places_after_a_withdrawal(ZooKeeperAuthority) == 2
 
 
-class AskedInAnotherSession(ZooKeeperAuthority):
+class AskedInAnotherSession(OwnAttempts):
     """Whether a lost request was carried out is asked in another session, which does not wait for that request."""
 
-    async def _standing(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> Any:
-        other, path = self._session(60.0), self._paths.attempt(mine.public)
-        _, reply = await other.exchange(jute.sync(self._paths.root), jute.get_data(path), until=until)
-        return None if reply.error else await super()._standing(session, mine, until)
+    async def standing(self, call: SessionCall, mine: ZooKeeperAttempt) -> QueueLook | None:
+        other = call._replace(session=self.session(60.0))
+        record = await self._nodes.stored(other, mine.public)
+        return None if record is None else await super().standing(call, mine)
 
 
 def test_a_question_in_another_session_would_be_caught() -> None:
-    assert places_after_a_withdrawal(AskedInAnotherSession) == 3
+    assert places_after_a_withdrawal(made_with("attempts", AskedInAnotherSession)) == 3
 
 
 def places_after_moving_to_the_leader(kind: type[ZooKeeperAuthority]) -> int:
@@ -130,7 +135,7 @@ def places_after_moving_to_the_leader(kind: type[ZooKeeperAuthority]) -> int:
         stage.play(each, each.open())
     assert isinstance(stage.play(one, one.ask(ask("a", wait=False))), Granted)
     assert isinstance(stage.play(two, two.ask(ask("b", wait=True))), Waiting)
-    stage.freeze_followers_at_write_of(two._session(30.0).id)
+    stage.freeze_followers_at_write_of(session_of(two, 30.0).id)
     now = two._runtime.now
     assert isinstance(stage.play(two, two.ask(ask("c", wait=True), now() + 1.0)), Indeterminate)
     stage.network.listen(stage.leader.process, ("later", 2181), stage.leader.member)
@@ -145,15 +150,10 @@ def test_what_is_withdrawn_at_the_leader_has_no_place_although_its_ask_was_order
     assert places_after_moving_to_the_leader(ZooKeeperAuthority) == 2
 
 
-class SyncSettlesDoubt(ZooKeeperAuthority):
-    """Whether a lost request was carried out is read behind a sync."""
-
-    def _barrier(self) -> bytes:
-        return jute.sync(self._paths.root)
-
-
-def test_a_sync_that_settles_doubt_would_be_caught() -> None:
-    assert places_after_moving_to_the_leader(SyncSettlesDoubt) == 3
+def test_a_sync_that_ends_doubt_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: whether a lost request was carried out is read behind a sync."""
+    monkeypatch.setattr(Nodes, "tick", lambda nodes: jute.sync(nodes.paths.root))
+    assert places_after_moving_to_the_leader(ZooKeeperAuthority) == 3
 
 
 def test_a_proposal_that_an_election_has_discarded_does_not_come_back() -> None:
@@ -186,34 +186,38 @@ class Behind(Stage):
         self.one = self.client("one", kind, "zookeeper://follower")
         self.play(self.one, self.one.open())
 
-    def greet_late(self, seconds: float, *, once: bool = False) -> None:
-        """The follower answers new connections, or the next one, so long after it has asked the leader."""
+    def greet_late(self, seconds: float) -> None:
+        """The follower answers a new connection so long after it has asked the leader."""
         member = self.follower.member
         greeted = member._greeted
 
         def late(client: ClientConnection, timeout: int, password: bytes, valid: bool) -> None:
-            if once:
-                member._greeted = greeted  # type: ignore[method-assign]
             self.world.after(seconds, lambda: greeted(client, timeout, password, valid))
 
         member._greeted = late  # type: ignore[method-assign]
 
-    def ask_at(self, when: float, secret: str = "a") -> None:
+    def ask_at(self, when: float) -> None:
         self.world.run(when)
-        short = Ask(secret * 32, ("orders",), 0.3725, HOLDER, False)
-        assert isinstance(self.play(self.one, self.one.ask(short)), Granted)
+        began = self.one._runtime.now()
+        short = Ask("a" * 32, ("orders",), 0.3725, HOLDER, False)
+        answer = self.play(self.one, self.one.ask(short))
+        assert isinstance(answer, Granted)
+        self.believed = began + answer.remaining
 
     def renew_at(self, when: float) -> None:
         self.world.run(when)
-        assert isinstance(self.play(self.one, self.one.renew(["a" * 32])), list)
+        began = self.one._runtime.now()
+        answers = self.play(self.one, self.one.renew(["a" * 32]))
+        assert isinstance(answers, list) and isinstance(answers[0], Kept)
+        self.believed = max(self.believed, began + answers[0].remaining)
 
     def believed_after_the_end(self) -> float:
-        """The leader hears no more of the client. How long that believes in its lease after the leader has ended it."""
-        (mine,) = self.one._session(0.3725).attempts.values()
+        """The leader hears no more of the client. How long that believes in its lease after the leader has ended it:
+        by the answers that it got, without the margin for clocks."""
         self.follower.cut = True
-        while self.one._paths.attempt(mine.public) in self.leader.tree.nodes:
+        while paths_of(self.one).attempt(grant_id("a" * 32)) in self.leader.tree.nodes:
             self.world.run(self.world.now + 0.001)
-        return mine.expires - self.one._runtime.now()
+        return self.believed - self.one._runtime.now()
 
 
 def after_a_late_greeting(kind: type[ZooKeeperAuthority]) -> float:
@@ -252,44 +256,8 @@ class AnswersAreSignsOfLife(ZooKeeperSession):
         self.confirmed = sent
 
 
-class AnswersProlong(ZooKeeperAuthority):
-    session_type = AnswersAreSignsOfLife
-
-
 @pytest.mark.parametrize("story", STORIES)
 def test_answers_that_are_signs_of_life_would_be_caught(
     story: Callable[[type[ZooKeeperAuthority]], float],
 ) -> None:
-    assert story(AnswersProlong) > 0.0
-
-
-def test_a_session_that_may_be_over_is_confirmed_before_it_carries_a_grant() -> None:
-    """By another connection. Otherwise the ask, which is first in its queue, would have ended as `expired`."""
-    stage = Behind(ZooKeeperAuthority)
-    stage.ask_at(3.0)
-    stage.play(stage.one, stage.one.release("a" * 32))
-    stage.greet_late(0.5, once=True)
-    stage.ask_at(3.31, "b")  # on a new connection; the session ends at the first tick after 3.807
-
-
-def test_a_slow_reply_does_not_shorten_a_lock_delay() -> None:
-    """Its own client counts the delay from the expiry, by the leader's clock, which it reads with a request."""
-    stage = Stage(1)
-    one = stage.client("one")
-    stage.play(one, one.open())
-    held = Ask("a" * 32, ("orders",), 0.5, HOLDER, False, 3.0)
-    kept = Ask("b" * 32, ("other",), 0.5, HOLDER, False)
-    for each in (kept, held):
-        assert isinstance(stage.play(one, one.ask(each)), Granted)
-    ends = one._memory[grant_id(held.secret)].expires
-    for _ in range(3):  # its session goes on, and it expires
-        stage.world.run(stage.world.now + 0.2)
-        stage.play(one, one.renew([kept.secret]))
-    quick = stage.network.delay
-    stage.network.delay = lambda source, target: 0.1 if target.name == "one" else 0.001
-    following = Ask("c" * 32, ("orders",), 0.5, HOLDER, True)
-    assert isinstance(stage.play(one, one.ask(following)), Waiting)
-    stage.network.delay = quick
-    while not isinstance(stage.play(one, one.ask(following)), Granted):
-        stage.world.run(stage.world.now + 0.01)
-    assert one._runtime.now() >= ends + 3.0
+    assert story(made_with("session", AnswersAreSignsOfLife)) > 0.0

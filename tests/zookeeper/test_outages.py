@@ -17,6 +17,7 @@ from fenced.stores.zookeeper.wire import jute
 from fenced.stores.zookeeper.wire.connection import Hub, ZooKeeperWire
 from fenced.testing import Check, run
 from fenced.testing.kit import asking, granted
+from fenced.values import timing
 from fenced.values.contracts import Colour, Readable, Runtime, SocketLike
 from fenced.values.model import Ask, AskAnswer, Busy, Ended, Kept
 from fenced_testkit import OUTAGE_CHECKS, OutageHarness
@@ -24,7 +25,7 @@ from fenced_testkit.servers import ZooKeeperServer
 from tests.outage_harness import ProxiedHarness, every_outage, own_server
 from tests.planted.test_kits_catch import is_caught
 from tests.shifted import Shifted
-from tests.zookeeper.acting import WORDS, opened
+from tests.zookeeper.acting import WORDS, opened, session_of
 
 pytestmark = pytest.mark.xdist_group("zookeeper")
 server = own_server(ZooKeeperServer)
@@ -106,7 +107,7 @@ def test_an_answer_that_is_there_is_taken_however_late_it_is_read(zookeeper_serv
         assert step(authority.renew([ask.secret])) == [
             Kept(600.0)
         ]  # from now on one small reply is all there is
-        wire = authority._session(600.0)._wire
+        wire = session_of(authority, 600.0)._wire
         assert wire is not None
         runtime.link = wire.socket
         assert step(authority.renew([ask.secret], runtime.now() + 1)) == [Kept(600.0)]
@@ -119,7 +120,7 @@ def test_a_member_that_is_silent_is_left_for_another_within_one_call(server: Zoo
     with Proxy(server.host, server.port) as proxy:
         members = f"zookeeper://{proxy.host}:{proxy.port},{server.host}:{server.port}"
         with opened(members, secrets.token_hex(8), runtime) as authority:
-            session = authority._any_session()
+            session = session_of(authority, timing.TTL_DEFAULT)
             while not proxy.connections:  # members are drawn
                 session.close()
                 step(authority.open())

@@ -11,13 +11,13 @@ from fenced.drills.relay import Fault, Proxy
 from fenced.errors import Indeterminate
 from fenced.runtime.blocking import step
 from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
-from fenced.stores.zookeeper.authority.session import ZooKeeperSession
-from fenced.stores.zookeeper.authority.tree import ZooKeeperAttempt
+from fenced.stores.zookeeper.authority.session import SessionCall, ZooKeeperSession
+from fenced.stores.zookeeper.authority.watching import PlaceWatch
 from fenced.testing.kit import asking, granted
 from fenced.values.model import Ask, Granted, Kept, Released, Waiting, grant_id
 from fenced_testkit.servers import ZooKeeperServer
-from tests.simulation.bugs_zookeeper import EventsAreBelieved
-from tests.zookeeper.acting import RUNTIME, WORDS, Pair, opened, woken
+from tests.simulation.bugs_zookeeper import EventsAreBelieved, made_with
+from tests.zookeeper.acting import RUNTIME, WORDS, Pair, opened, paths_of, woken
 
 SHORT = 1.0
 LONG = 30.0
@@ -71,7 +71,7 @@ def test_a_cut_while_a_waiter_is_granted_is_one_grant(two_ways: Ways, fault: Fau
     proxy, one, two = two_ways
     holder, waiter, last = queued(two, one, two)
     assert step(two.release(holder.secret)) == Released()
-    trigger = proxy.on(one._paths.attempt(grant_id(waiter.secret)).encode(), fault)
+    trigger = proxy.on(paths_of(one).attempt(grant_id(waiter.secret)).encode(), fault)
     grant = step(granted(one, waiter))
     trigger.wait()
     assert (grant.ttl, step(one.renew([waiter.secret]))) == (LONG, [Kept(LONG)])
@@ -104,15 +104,15 @@ def test_who_has_a_place_and_cannot_go_on_is_not_told_that_nothing_happened(
     holder = asking(RUNTIME, "orders", ttl=LONG)
     step(granted(two, holder))
     step(granted(one, asking(RUNTIME, "kept", ttl=LONG)))  # so its session goes on
-    stand = one._stand
+    stand = PlaceWatch.stand
 
-    async def alone(session: ZooKeeperSession, *rest: Any) -> Any:
+    async def alone(self: PlaceWatch, call: SessionCall, *rest: Any) -> Any:
         monkeypatch.undo()
         proxy.refuse()
-        session.close()
-        return await stand(session, *rest)
+        call.session.close()
+        return await stand(self, call, *rest)
 
-    monkeypatch.setattr(one, "_stand", alone)
+    monkeypatch.setattr(PlaceWatch, "stand", alone)
     waiter = asking(RUNTIME, "orders", ttl=LONG, wait=True)
     with pytest.raises(Indeterminate):
         step(one.ask(waiter, RUNTIME.now() + 1))
@@ -131,15 +131,15 @@ def test_one_ahead_that_leaves_between_the_look_and_the_watch_is_noticed(
     one, _ = pair
     holder, middle = queued(one, one)
     last = asking(RUNTIME, "orders", ttl=LONG, wait=True)
-    whom = one._whom
+    stand = PlaceWatch.stand
     left: list[Any] = []
 
-    async def leave_meanwhile(session: ZooKeeperSession, mine: ZooKeeperAttempt, *rest: Any) -> Any:
+    async def leave_meanwhile(self: PlaceWatch, call: SessionCall, mine: Any, *rest: Any) -> Any:
         if mine.public == grant_id(last.secret) and not left:
             left.append(await one.withdraw(middle.secret))
-        return await whom(session, mine, *rest)
+        return await stand(self, call, mine, *rest)
 
-    monkeypatch.setattr(one, "_whom", leave_meanwhile)
+    monkeypatch.setattr(PlaceWatch, "stand", leave_meanwhile)
     assert isinstance(step(one.ask(last)), Waiting)
     assert left == [Released()]
     assert step(one.release(holder.secret)) == Released()
@@ -184,7 +184,9 @@ def test_a_place_that_is_made_again_is_still_ahead(zookeeper_url: str) -> None:
 
 
 def test_a_waiter_that_believes_events_would_be_caught(zookeeper_url: str) -> None:
-    assert isinstance(behind_one_that_wandered(zookeeper_url, EventsAreBelieved), Granted)
+    assert isinstance(
+        behind_one_that_wandered(zookeeper_url, made_with("attempts", EventsAreBelieved)), Granted
+    )
 
 
 def test_a_waiter_whose_session_ends_while_it_queues_is_notified(
@@ -210,8 +212,7 @@ def test_a_waiter_whose_session_ends_while_it_queues_is_notified(
         step(granted(other, holder))
         monkeypatch.setattr(ZooKeeperSession, "_connected", end_first)
         assert isinstance(step(one.ask(waiter)), Waiting)
-        (session,) = ended
-        assert grant_id(waiter.secret) in session.attempts
+        assert ended
         step(one.next_wakeups(RUNTIME.now()))
         step(other.release(holder.secret))
         woken(one, grant_id(waiter.secret))

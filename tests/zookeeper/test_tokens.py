@@ -7,13 +7,13 @@ import pytest
 
 from fenced.errors import Misconfigured
 from fenced.runtime.blocking import step
-from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
-from fenced.stores.zookeeper.authority.session import ZooKeeperSession
-from fenced.stores.zookeeper.authority.tree import queue_of
+from fenced.stores.zookeeper.authority.session import SessionCall
+from fenced.stores.zookeeper.authority.tree import QueueLook, queue_of
+from fenced.stores.zookeeper.authority.watching import PlaceWatch
 from fenced.stores.zookeeper.wire import jute
 from fenced.testing.kit import asking, granted
 from fenced.values.model import TOKEN_MAX, Kept, Released, Waiting, grant_id
-from tests.zookeeper.acting import RUNTIME, Pair, places, woken
+from tests.zookeeper.acting import RUNTIME, Pair, paths_of, places, woken
 from tests.zookeeper.raw import Raw
 
 
@@ -22,7 +22,7 @@ def test_a_token_is_the_number_of_the_transaction_that_queued(pair: Pair, raw: R
     one, _ = pair
     ask = asking(RUNTIME, "a", "b")
     token = step(granted(one, ask)).token
-    nodes = [*places(raw, one, "a"), *places(raw, one, "b"), one._paths.attempt(grant_id(ask.secret))]
+    nodes = [*places(raw, one, "a"), *places(raw, one, "b"), paths_of(one).attempt(grant_id(ask.secret))]
     assert {raw.get(node)[1].czxid for node in nodes} == {token}
     step(one.raise_floor(10**12))
     assert 10**12 < step(granted(one, asking(RUNTIME, "c"))).token < 10**12 + 1000
@@ -86,15 +86,15 @@ def test_a_newer_number_is_noticed_between_the_look_and_the_watch(
     step(one.force_release("orders", held))
     other = one if same_client else two
     tokens: list[int] = []
-    stand = other._stand
+    stand = PlaceWatch.stand
 
-    async def stand_late(session: ZooKeeperSession, mine: Any, *rest: Any) -> Any:
+    async def stand_late(self: PlaceWatch, call: SessionCall, mine: Any, *rest: Any) -> Any:
         if mine.public == grant_id(late.secret) and not tokens:
             tokens.append((await granted(one, early)).token)
             assert await one.renew([early.secret]) == [Kept(10.0)]
-        return await stand(session, mine, *rest)
+        return await stand(self, call, mine, *rest)
 
-    monkeypatch.setattr(other, "_stand", stand_late)
+    monkeypatch.setattr(PlaceWatch, "stand", stand_late)
     assert isinstance(step(other.ask(late)), Waiting)
     assert step(one.release(early.secret)) == Released()
     woken(other, grant_id(late.secret))
@@ -119,7 +119,7 @@ def test_a_newer_number_outlives_who_took_it(pair: Pair) -> None:
 
 def test_force_that_goes_unnoticed_would_be_caught(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: whoever was ahead is gone, and how does not matter."""
-    monkeypatch.setattr(ZooKeeperAuthority, "_too_old", lambda *_: False)
+    monkeypatch.setattr(QueueLook, "too_old", lambda *_: False)
     with pytest.raises(AssertionError):
         test_a_waiter_behind_a_name_taken_by_force_is_granted_above_it(pair, same_client=True)
 

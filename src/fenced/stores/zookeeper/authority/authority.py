@@ -2,48 +2,51 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ClassVar, TypeVar
 
-from fenced.errors import FencedError, Indeterminate, Misconfigured, Misuse, Unavailable
-from fenced.leases.rules import QUEUE_MAX, reused_attempt, tokens_used_up
+from fenced.leases.rules import no_namespace
 from fenced.net.pool import ConnectionBroken
 from fenced.stores.zookeeper.address import ZooKeeperAddress
-from fenced.stores.zookeeper.authority.entering import Entering
-from fenced.stores.zookeeper.authority.errors import refused
-from fenced.stores.zookeeper.authority.session import ZooKeeperSession
-from fenced.stores.zookeeper.authority.tree import (
-    NamespaceView,
-    Queue,
-    ZooKeeperAttempt,
-    delay_text,
-    tomb_text,
-)
+from fenced.stores.zookeeper.authority.asking import ZooKeeperAsking
+from fenced.stores.zookeeper.authority.attempt import ZooKeeperPhase
+from fenced.stores.zookeeper.authority.attempts import OwnAttempts
+from fenced.stores.zookeeper.authority.ending import ZooKeeperEnding
+from fenced.stores.zookeeper.authority.granting import Granting, TakeOver
+from fenced.stores.zookeeper.authority.nodes import AT_ONCE, LockDelays, Nodes, refused
+from fenced.stores.zookeeper.authority.renewing import ZooKeeperRenewing
+from fenced.stores.zookeeper.authority.session import SessionCall, ZooKeeperSession
+from fenced.stores.zookeeper.authority.tree import chunks, new_space
+from fenced.stores.zookeeper.authority.watching import PlaceWatch
 from fenced.stores.zookeeper.wire import jute
+from fenced.stores.zookeeper.wire.connection import Hub
 from fenced.values import timing
 from fenced.values.contracts import Runtime, Trait
 from fenced.values.model import (
     TOKEN_MAX,
     Ask,
     AskAnswer,
-    Busy,
-    Ended,
-    Gone,
-    Granted,
-    Kept,
+    NameView,
     ReleaseAnswer,
-    Released,
     RenewAnswer,
-    Unknown,
-    Waiting,
+    Standing,
+    check_floor,
+    check_name,
     grant_id,
 )
+from fenced.values.schema import parsed_schema
+
+T = TypeVar("T")
+_inherited: list[object] = []
+"""The parent's connections in a forked child. Kept referenced, so that no finalizer touches the shared sockets."""
 
 
-class ZooKeeperAuthority(Entering):
+class ZooKeeperAuthority:
     """One client's access to one namespace of an ensemble."""
 
+    session_type: ClassVar[type[ZooKeeperSession]] = ZooKeeperSession
+    attempts_type: ClassVar[type[OwnAttempts]] = OwnAttempts
+    renewing_type: ClassVar[type[ZooKeeperRenewing]] = ZooKeeperRenewing
     traits: ClassVar[tuple[Trait, ...]] = (
         Trait(
             "per-name-order",
@@ -101,328 +104,73 @@ class ZooKeeperAuthority(Entering):
         ),
     )
 
+    def __init__(self, address: ZooKeeperAddress, runtime: Runtime, namespace: str = "default") -> None:
+        self.url = address.url
+        self._address = address
+        self._runtime = runtime
+        self._namespace = check_name(namespace)
+        self._nodes = Nodes(address, self._namespace)
+        self._begin()
+
     @classmethod
     def at(cls, url: str, runtime: Runtime, namespace: str) -> ZooKeeperAuthority:
         return cls(ZooKeeperAddress(url), runtime, namespace)
 
-    # Asking.
+    def _begin(self) -> None:
+        runtime, nodes = self._runtime, self._nodes
+        self._woken: dict[str, None] = {}
+        self._wakeup = runtime.wakeup()
+        self._interrupted = False
+        self._hub = hub = Hub(runtime)
+        self._own = own = self.attempts_type(
+            self._address, runtime, nodes, hub, self._wake, self.session_type
+        )
+        self._delays = delays = LockDelays(nodes, runtime, own.get)
+        self._watching = watching = PlaceWatch(nodes, own, delays, hub, runtime)
+        granting = Granting(nodes, own, delays, runtime)
+        take_over = TakeOver(nodes, own, delays, granting, runtime)
+        self._asking = ZooKeeperAsking(nodes, own, delays, watching, granting, take_over, runtime)
+        self._renewing = self.renewing_type(nodes, own, delays, watching, take_over, runtime)
+        self._ending = ZooKeeperEnding(nodes, own, delays, watching, runtime)
 
-    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
+    async def _started(self, until: float | None) -> tuple[float, float]:
+        """When a call begins, and when it ends. What is overdue is ended before anything else is done."""
         start = self._runtime.now()
         until = timing.call_until(start, until)
-        await self._settle(start, until)
-        public = grant_id(ask.secret)
-        mine = self._memory.get(public)
-        if mine is None:
-            mine = ZooKeeperAttempt(public, ask.names, ask.ttl, ask.lock_delay, ask.holder)
-            self._remember(mine)
-        elif mine.names and (mine.names, mine.ttl) != (ask.names, ask.ttl):
-            raise reused_attempt()
-        elif await self._lives_elsewhere(mine, until):
-            return await self.ask(ask, until)
-        home = self._session(ask.ttl)
-        mine.asks, mine.asking = mine.asks + 1, mine.asking + 1
-        try:
-            answer = await home.request(lambda: self._asked(home, mine, ask.wait, start, until), until)
-        except BaseException as error:
-            if mine.places and isinstance(error, Unavailable):
-                # It has entered its queues, and a later request of the same ask could not be sent.
-                raise Indeterminate(str(error)) from error
-            if not mine.places:
-                # An earlier ask whose outcome is unknown may have made its places: then `_expire` looks for them.
-                if mine.asks == 1 and isinstance(error, Unavailable | Misconfigured | Misuse):
-                    self._forget(mine)
-                elif mine.over:
-                    # Another caller has ended it, and could not see the request that we sent after that: let `_expire`
-                    # find and delete what that request makes.
-                    home.carry(mine)
-            raise
-        finally:
-            mine.asking -= 1
-        if not await self._lives_elsewhere(mine, until):
-            return answer
-        if self._runtime.now() >= until:
-            raise Indeterminate(f"{self.url}: other clients take this attempt over again and again")
-        return await self.ask(ask, until)
+        await self._own.end_overdue(start, until)
+        return start, until
 
-    async def _asked(
-        self, home: ZooKeeperSession, mine: ZooKeeperAttempt, wait: bool, start: float, until: float
-    ) -> AskAnswer:
-        """One try. It finds the nodes that an earlier, broken try has made."""
-        found = None
-        if not mine.over and not mine.places:
-            entered = await self._enter(home, mine, wait, until)
-            if isinstance(entered, AskAnswer):
-                return entered
-            found = entered
-        while not mine.over and not mine.taken:
-            stands = found or await self._standing(home, mine, until)
-            found = None
-            if stands is None:
-                return await self._revoked(home, mine, until)
-            queues, space = stands
-            if space is None:
-                continue
-            if any(mine.public not in queue.publics for queue in queues.values()):
-                return await self._revoked(home, mine, until)
-            ahead = max(queue.publics.index(mine.public) for queue in queues.values())
-            delay = await self._delayed(home, mine.public, queues, until)
-            if not ahead and not delay:
-                answer = await self._grant(home, mine, queues, space, start, until)
-                if answer is not None:
-                    return answer
-            elif not mine.queued and (ahead > QUEUE_MAX or not wait):
-                return await self._turn_away(home, mine, queues, space, until)
-            else:
-                mine.queued = True
-                mine.expires = self._runtime.now() + home.place_seconds
-                waiting = await self._stand(home, mine, queues, space, delay, until)
-                if waiting is not None:
-                    return waiting
-        return Ended(mine.state)
+    async def _request(
+        self, work: Callable[[SessionCall], Awaitable[T]], until: float | None, *, repeatable: bool = True
+    ) -> T:
+        _, until = await self._started(until)
+        return await self._own.request(work, until, repeatable=repeatable)
 
-    async def _grant(
-        self,
-        home: ZooKeeperSession,
-        mine: ZooKeeperAttempt,
-        queues: dict[str, Queue],
-        space: NamespaceView,
-        start: float,
-        until: float,
-    ) -> AskAnswer | None:
-        """Grant: we are first in every queue. None: read the queues again."""
-        if mine.state == "waiting":
-            if self._too_old(mine.zxid, queues, space):
-                # The floor was raised, or the name was taken by force, while we were in the queue.
-                await self._mint(home, mine, until)
-                return None
-            if mine.lock_delay and not mine.delaying:
-                await self._announce_delay(home, mine, until)
-            token = space.token(mine.zxid)
-            mine.token = token if token < TOKEN_MAX else await self._last_token(home, mine, until)
-            if home.confirmed + home.ttl <= self._runtime.now():
-                return None  # the leader may be about to end the session: the next request is sent on a new connection
-            if home.attempts.get(mine.public) is mine:  # otherwise the session has ended meanwhile
-                mine.state, mine.watched = "granted", False
-                home.expect(mine, home.confirmed + home.ttl)
-        if mine.state != "granted" or mine.expires <= self._runtime.now():
-            self._drop(mine, "expired")
-            return None
-        return Granted(mine.token, min(home.ttl, mine.expires - start), home.ttl)
+    # Leases.
 
-    async def _announce_delay(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> None:
-        text = delay_text(mine.lock_delay)
-        nodes = [jute.create(self._paths.delay(name, mine.public), text, self._acl) for name in mine.names]
-        (reply,) = await session.exchange(jute.multi(nodes), until=until)
-        failed = jute.failure(self._results(reply))
-        if failed is not None and failed[1] != jute.NODE_EXISTS:  # it exists if an earlier reply was lost
-            raise refused(failed[1], self.url)
-        mine.delaying = True
-
-    async def _last_token(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> int:
-        """All numbers but the last are used up: one single attempt gets the last."""
-        made, read = await session.exchange(
-            jute.create(self._paths.spent, mine.public.encode(), self._acl),
-            jute.get_data(self._paths.spent),
-            until=until,
-        )
-        if made.error not in (jute.OK, jute.NODE_EXISTS) or read.error:
-            raise refused(made.error or read.error, self.url)
-        if jute.data_of(read.body)[0] != mine.public.encode():
-            self._drop(mine, "withdrawn")
-            self._forget(mine)
-            await session.exchange(until=until)
-            raise tokens_used_up()
-        return TOKEN_MAX
-
-    async def _turn_away(
-        self,
-        home: ZooKeeperSession,
-        mine: ZooKeeperAttempt,
-        queues: dict[str, Queue],
-        space: NamespaceView,
-        until: float,
-    ) -> Busy:
-        held_by, ahead, _ = await self._whom(home, mine, queues, space, [], until)
-        # All of its nodes are deleted, or it has none in our session any more.
-        await home.exchange(jute.multi(self._deletions(mine)), until=until)
-        self._forget(mine)
-        return Busy(ahead, held_by)
-
-    async def _stand(
-        self,
-        home: ZooKeeperSession,
-        mine: ZooKeeperAttempt,
-        queues: dict[str, Queue],
-        space: NamespaceView,
-        delay: float,
-        until: float,
-    ) -> Waiting | None:
-        """Watch the places directly ahead, and our own node. None: one of them is gone, read the queues again."""
-        watches = [self._paths.attempt(mine.public)]  # another client may take the attempt over
-        for name, queue in queues.items():
-            if at := queue.publics.index(mine.public):
-                watches.append(self._paths.place(name, queue.children[at - 1]))
-        held_by, ahead, check_in = await self._whom(home, mine, queues, space, watches, until)
-        # Nobody can take a place between us and the one directly ahead. So while that exists we are not first; and when
-        # it is deleted, the event comes, because existence was read and the watch set in one request.
-        if not mine.watched:
-            return None
-        if delay:
-            mine.watched = False  # no event comes when the delay ends
-        return Waiting(max(check_in, delay) or home.ttl, ahead, held_by)
-
-    # Renewing.
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
+        start, until = await self._started(until)
+        return await self._asking.ask(ask, start, until)
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
-        now = self._runtime.now()
-        until = timing.call_until(now, until)
-        await self._settle(now, until)
-        publics = [grant_id(secret) for secret in secrets]
-        answers: dict[str, RenewAnswer] = {}
-        batches: dict[ZooKeeperSession, list[ZooKeeperAttempt]] = {}
-        failures: list[FencedError] = []
-        for public in publics:
-            mine = self._memory.get(public)
-            if mine is None or await self._lives_elsewhere(mine, until):
-                answers[public] = await self._adopt(public, until)
-            elif mine.over:
-                answers[public] = Ended(mine.state)
-            else:
-                batches.setdefault(self._session(mine.ttl), []).append(mine)
-        for session, batch in batches.items():
-            try:
-                kept = await session.request(functools.partial(self._keep, session, batch, until), until)
-            except FencedError as error:
-                failures.append(error)
-                kept = {mine.public: Unknown(str(error)) for mine in batch}
-            answers |= kept
-            for mine in batch:
-                if await self._lives_elsewhere(mine, until):
-                    answers[mine.public] = await self._adopt(mine.public, until)
-        if failures and all(isinstance(answer, Unknown) for answer in answers.values()):
-            raise failures[0]
-        return [answers[public] for public in publics]
-
-    async def _keep(
-        self, session: ZooKeeperSession, batch: list[ZooKeeperAttempt], until: float
-    ) -> dict[str, RenewAnswer]:
-        live = [mine for mine in batch if not mine.over and mine.places]
-        answers: dict[str, RenewAnswer] = {mine.public: Gone() for mine in batch if not mine.places}
-        if not live:
-            return answers | {mine.public: Ended(mine.state) for mine in batch if mine.over}
-        new = [mine for mine in live if mine.state == "granted" and not mine.watched]
-        watched = [(mine, list(mine.places.values())) for mine in new]
-        sent = self._runtime.now()
-        (kept,) = await self._watch_and(session, watched, [jute.sync(self._paths.keep)], until)
-        if kept.error:
-            raise refused(kept.error, self.url)
-        lost = {mine.public for mine in new if not mine.watched}
-        for mine in live:
-            if mine.public in lost and not mine.over and not await self._is_placed(session, mine, until):
-                answers[mine.public] = await self._revoked(session, mine, until)
-            elif mine.state == "granted":
-                kept_for = session.renewed(sent)
-                mine.expires = max(mine.expires, sent + kept_for)  # another call may have granted it since
-                answers[mine.public] = Kept(kept_for)
-            elif mine.state == "waiting":
-                mine.expires = sent + session.place_seconds
-                answers[mine.public] = await self._waits(session, mine, until)
-        return answers | {mine.public: Ended(mine.state) for mine in batch if mine.over}
-
-    async def _is_placed(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> bool:
-        """Whether it has all its places, in our session."""
-        return await self._standing(session, mine, until) is not None and len(mine.places) == len(mine.names)
-
-    async def _waits(self, home: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> RenewAnswer:
-        while not mine.watched:
-            stands = await self._standing(home, mine, until)
-            if stands is None or len(mine.places) < len(mine.names):
-                return await self._revoked(home, mine, until)
-            queues, space = stands
-            delay = await self._delayed(home, mine.public, queues, until)
-            if not delay and not any(queue.publics.index(mine.public) for queue in queues.values()):
-                return Waiting(0.0)
-            waiting = await self._stand(home, mine, queues, space, delay, until)
-            if waiting is not None:
-                return Waiting(waiting.check_in)
-        return Waiting(home.ttl)
-
-    # Ending.
+        _, until = await self._started(until)
+        return await self._renewing.renew([grant_id(secret) for secret in secrets], until)
 
     async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
-        return await self._finish(secret, "released", until, keep)
+        _, until = await self._started(until)
+        return await self._ending.finish(grant_id(secret), ZooKeeperPhase.RELEASED, keep, until)
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._finish(secret, "withdrawn", until)
+        _, until = await self._started(until)
+        return await self._ending.finish(grant_id(secret), ZooKeeperPhase.WITHDRAWN, 0.0, until)
 
-    async def _finish(self, secret: str, state: str, until: float | None, keep: float = 0.0) -> ReleaseAnswer:
-        now = self._runtime.now()
-        until = timing.call_until(now, until)
-        await self._settle(now, until)
-        public = grant_id(secret)
-        mine = self._memory.get(public)
-        if mine is None or await self._lives_elsewhere(mine, until):
-            session = self._any_session()
-            return await session.request(lambda: self._end_unknown(session, public, state, until), until)
-        home = self._session(mine.ttl)
-        answer = await home.request(lambda: self._end(home, mine, state, keep, until), until)
-        if not await self._lives_elsewhere(mine, until):
-            return answer
-        return await home.request(lambda: self._end_unknown(home, public, state, until), until)
+    # Waking.
 
-    async def _end(
-        self, home: ZooKeeperSession, mine: ZooKeeperAttempt, state: str, keep: float, until: float
-    ) -> ReleaseAnswer:
-        if not mine.over and not mine.places and await self._standing(home, mine, until) is None:
-            self._drop(mine, state)
-            return Released()
-        while not mine.over:
-            doubted, mine.doubted = mine.doubted, True
-            ends = await self._endings(home, mine, keep, until)
-            (reply,) = await home.exchange(jute.multi(ends), until=until)
-            failed = jute.failure(self._results(reply))
-            if failed is None or (doubted and failed == (0, jute.NO_NODE)):
-                self._drop(mine, state, done=True)
-                return Released()
-            if failed[1] not in (jute.NO_NODE, jute.BAD_VERSION):
-                raise refused(failed[1], self.url)
-            version = mine.version
-            if await self._standing(home, mine, until) is None or mine.version == version:
-                return await self._revoked(home, mine, until)
-        return Released() if mine.state in ("released", "withdrawn") else Ended(mine.state)
-
-    async def _end_unknown(
-        self, session: ZooKeeperSession, public: str, state: str, until: float
-    ) -> ReleaseAnswer:
-        """End an attempt that we did not make. Withdrawn before its ask arrives, it leaves a tombstone."""
-        attempt, tomb = self._paths.attempt(public), self._paths.tomb(public)
-        text = tomb_text(timing.remember_for(0.0))
-        bury = [jute.create(attempt, b"", self._acl), jute.create(tomb, text, self._acl)]
-        while True:
-            record = await self._stored(session, public, until)
-            if record is not None and record.owner == 0:
-                return Released()
-            if record is None and state == "released":
-                return Gone()
-            steps = bury
-            if record is not None:
-                mine = ZooKeeperAttempt(public, record.names, record.asked, record.lock_delay)
-                queues, _ = await self._look(session, mine.names, until)
-                mine.places = self._places(mine, queues)
-                mine.delaying = any(public in queue.delays for queue in queues.values())
-                steps = self._deletions(mine) + (bury if state == "withdrawn" else [])
-            (reply,) = await session.exchange(jute.multi(steps), until=until)
-            failed = jute.failure(self._results(reply))
-            if failed is None:
-                if record is not None:
-                    mine.end(state, self._runtime.now())
-                    self._remember(mine)
-                return Released()
-            if failed[1] not in (jute.NO_NODE, jute.NODE_EXISTS):
-                raise refused(failed[1], self.url)
-
-    # Waiting.
+    def _wake(self, public: str) -> None:
+        # A `next_wakeups` that waits for others to read is woken by this. One that reads for all callers sees it after
+        # each event that it has read; whoever calls this for another reason wakes the hub, too.
+        self._woken[public] = None
+        self._wakeup.set()
 
     async def next_wakeups(self, until: float) -> list[str]:
         try:
@@ -437,3 +185,107 @@ class ZooKeeperAuthority(Entering):
         self._interrupted = True
         self._wakeup.set()
         self._hub.wake()
+
+    # The namespace.
+
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+        async def work(call: SessionCall) -> Standing:
+            while True:
+                (reply,) = await call.exchange(jute.get_data(self._nodes.paths.root))
+                if reply.error != jute.NO_NODE:
+                    space = self._nodes.space(reply)
+                    last = min(reply.zxid + space.added(reply.zxid + 1), TOKEN_MAX)
+                    return Standing(space.realm, last, schema=parsed_schema(space.fields))
+                if not create:
+                    raise no_namespace(self.url, self._namespace)
+                await self._create(call)
+
+        return await self._request(work, until)
+
+    async def _create(self, call: SessionCall) -> None:
+        paths, acl = self._nodes.paths, self._nodes.acl
+        parents = [jute.create(path, b"", acl) for path in paths.parents]
+        nodes = [jute.create(paths.root, new_space(self._runtime.secret()[:16]), acl)]
+        nodes += [
+            jute.create(path, b"", acl) for path in (paths.attempts, paths.names, paths.tombs, paths.clock)
+        ]
+        *made, reply = await call.exchange(*parents, jute.multi(nodes))
+        for each in made:
+            if each.error not in (jute.OK, jute.NODE_EXISTS):  # it says best what is wrong
+                raise refused(each.error, self.url)
+        self._nodes.written(reply, jute.NODE_EXISTS)  # another client may have been quicker
+
+    async def raise_floor(self, above: int, until: float | None = None) -> int:
+        above, root = check_floor(above), self._nodes.paths.root
+
+        async def work(call: SessionCall) -> int:
+            while True:
+                _, reply = await call.exchange(jute.sync(root), jute.get_data(root))
+                space = self._nodes.space(reply)
+                added = space.added(reply.zxid + 1)
+                if reply.zxid + added >= above:
+                    return min(reply.zxid + added, TOKEN_MAX - 1)
+                # Every later transaction has a greater number than the one that we have just seen.
+                text = space.raised(above - reply.zxid)
+                (done,) = await call.exchange(jute.set_data(root, text, space.version))
+                if done.error != jute.BAD_VERSION:
+                    self._nodes.check(done)
+
+        return await self._request(work, until)
+
+    # Operating.
+
+    async def survey(
+        self, *, after: str = "", limit: int = 1000, until: float | None = None
+    ) -> list[NameView]:
+        async def work(call: SessionCall) -> list[NameView]:
+            names = sorted(name.encode() for name in await self._nodes.names(call))
+            views: list[NameView] = []
+            for some in chunks([name.decode() for name in names if name > after.encode()], AT_ONCE):
+                found = await self._watching.views(call, some)
+                views += [view for view in found if view.held_by or view.waiters or view.free_in > 0]
+                if len(views) >= limit:
+                    break
+            return views[:limit]
+
+        return await self._request(work, until)
+
+    async def observe(self, name: str, until: float | None = None) -> NameView:
+        names = (check_name(name),)
+        (view,) = await self._request(lambda call: self._watching.views(call, names), until)
+        return view
+
+    async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
+        name = check_name(name)
+        # Not repeatable: a repetition would answer that nothing was done.
+        return await self._request(
+            lambda call: self._ending.force(call, name, token), until, repeatable=False
+        )
+
+    async def tidy(self, until: float | None = None) -> int:
+        async def work(call: SessionCall) -> int:
+            return await self._ending.tidy_tombs(call) + await self._delays.tidy(call)
+
+        start = self._runtime.now()
+        ended = await self._request(work, start + 12 * timing.CALL_SECONDS if until is None else until)
+        return ended + self._own.forget_old(start)  # last: the remembered attempts show when a delay began
+
+    # The end, and forks.
+
+    async def close(self) -> None:
+        for session in list(self._own.sessions.values()):
+            session.farewell()
+        self.abandon()
+
+    def abandon(self) -> None:
+        for session in list(self._own.sessions.values()):
+            session.close()
+        self._own.sessions.clear()
+        self._hub.close()
+
+    def before_fork(self) -> None:
+        """Does nothing: the child does not use the parent's connections."""
+
+    def forked(self) -> None:
+        _inherited.extend((self._hub, *self._own.sessions.values()))
+        self._begin()

@@ -14,13 +14,12 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from itertools import chain
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.net.pool import ConnectionBroken
 from fenced.stores.zookeeper.address import ZooKeeperAddress
-from fenced.stores.zookeeper.authority.tree import NamespaceView, ZooKeeperAttempt
+from fenced.stores.zookeeper.authority.attempt import ZooKeeperAttempt, ZooKeeperPhase
 from fenced.stores.zookeeper.wire import jute
 from fenced.stores.zookeeper.wire.connection import Hub, OneConnects, ZooKeeperWire, any_member, dial
 from fenced.values import timing
@@ -49,6 +48,16 @@ class Over(Exception):
     """The session that the work was for has ended, and the server deletes all nodes that it had created."""
 
 
+class SessionCall(NamedTuple):
+    """One call of the program: the session that its requests are sent in, and when it ends."""
+
+    session: ZooKeeperSession
+    until: float
+
+    async def exchange(self, *requests: bytes) -> list[jute.Reply]:
+        return await self.session.exchange(*requests, until=self.until)
+
+
 class ZooKeeperSession:
     """The session that now serves leases of one ttl, and the attempts that it carries."""
 
@@ -60,10 +69,7 @@ class ZooKeeperSession:
         runtime: Runtime,
         hub: Hub,
         ttl: float,
-        *,
-        root: str,
         notify: Callable[[str], None],
-        known: Callable[[str], ZooKeeperAttempt | None],
     ) -> None:
         self.asked = ttl
         self.ttl = ttl
@@ -80,16 +86,12 @@ class ZooKeeperSession:
         """No attempt expires before this time."""
         self.leftovers: list[bytes] = []
         """Pending deletions, sent before the next requests; any reply to one completes it."""
-        self._watched: dict[str, dict[str, None]] = {}
+        self._watched: dict[str, dict[str, ZooKeeperAttempt]] = {}
         """By path, the attempts to notify when this node changes."""
         self._address = address
         self._runtime = runtime
         self._hub = hub
-        self._root = root
         self._notify = notify
-        self._known = known
-        self._space: NamespaceView | None = None
-        self._changes = 0
         self._password = _NOBODY
         self._wire: ZooKeeperWire | None = None
         self._lock = runtime.lock()
@@ -97,12 +99,14 @@ class ZooKeeperSession:
 
     # Working.
 
-    async def request(self, work: Callable[[], Awaitable[T]], until: float, *, repeatable: bool = True) -> T:
+    async def request(
+        self, work: Callable[[SessionCall], Awaitable[T]], until: float, *, repeatable: bool = True
+    ) -> T:
         """Run `work`, which exchanges requests. Once a try has broken, every later error becomes Indeterminate."""
         doubt: ConnectionBroken | None = None
         while True:
             try:
-                return await work()
+                return await work(SessionCall(self, until))
             except Over:
                 doubt = None  # resolved: the nodes that it may have made are gone with the session
                 if self._runtime.now() >= until:
@@ -153,15 +157,12 @@ class ZooKeeperSession:
         """For how long, from `sent`, a lease lasts that a request sent then has renewed."""
         return self.ttl - max(0.0, sent - self.confirmed)
 
-    def expect(self, mine: ZooKeeperAttempt, expires: float) -> None:
-        """Carry this attempt until `expires`, unless it is renewed."""
+    def carry(self, mine: ZooKeeperAttempt, expires: float) -> None:
+        """Register an attempt that this session carries, or may carry while a reply is outstanding. It expires then,
+        unless it is renewed."""
         mine.expires = expires
         self.attempts[mine.public] = mine
         self.due = min(self.due, expires)
-
-    def carry(self, mine: ZooKeeperAttempt) -> None:
-        """Register an attempt that this session carries, or may carry while a reply is outstanding."""
-        self.expect(mine, mine.expires)
 
     @property
     def place_seconds(self) -> float:
@@ -213,29 +214,6 @@ class ZooKeeperSession:
             self._wire, self._signs, self.confirmed = wire, deque([(sent, sent)]), sent
         return wire
 
-    # The cached namespace, under a watch.
-
-    @property
-    def space(self) -> NamespaceView | None:
-        """The root's data; None if it may have changed. The server sends its event before any later reply."""
-        return self._space
-
-    @property
-    def changes(self) -> int:
-        """How often it may have changed."""
-        return self._changes
-
-    def keep_space(self, space: NamespaceView, changes: int) -> None:
-        """Cache what was read under a watch, unless an event has arrived since `changes` was read."""
-        with self._lock:
-            if self._changes == changes:
-                self._space = space
-
-    def _forget_space(self) -> None:
-        with self._lock:
-            self._changes += 1
-            self._space = None
-
     # Watch events. They only wake: whoever is woken reads the newest state, so an event need not say what changed.
 
     def watch(self, mine: ZooKeeperAttempt, paths: Iterable[str]) -> None:
@@ -243,29 +221,25 @@ class ZooKeeperSession:
         their events may arrive before its replies."""
         mine.watched = True
         for path in paths:
-            self._watched.setdefault(path, {})[mine.public] = None
+            self._watched.setdefault(path, {})[mine.public] = mine
 
     def changed(self, path: str) -> None:
         """A watched node has changed, or perhaps it is not watched after all: wake the attempts that rely on it."""
-        for public in self._watched.pop(path, ()):
-            self._look_again(public)
+        self._wake(self._watched.pop(path, {}))
 
     def _on_event(self, event: jute.WatchEvent | None) -> None:
-        if event is None:  # the connection is gone, and all its watches with it
-            self._forget_space()
-            watched, self._watched = self._watched, {}
-            for public in dict.fromkeys(chain.from_iterable(list(watched.values()))):
-                self._look_again(public)
-        elif event.path == self._root:
-            self._forget_space()
-        else:
+        if event is not None:
             self.changed(event.path)
+        else:  # the connection is gone, and all its watches with it
+            watched, self._watched = self._watched, {}
+            for attempts in list(watched.values()):
+                self._wake(attempts)
 
-    def _look_again(self, public: str) -> None:
-        mine = self._known(public)
-        if mine is not None and not mine.over:
-            mine.watched = False
-            self._notify(public)
+    def _wake(self, attempts: dict[str, ZooKeeperAttempt]) -> None:
+        for mine in list(attempts.values()):
+            if not mine.over:
+                mine.watched = False
+                self._notify(mine.public)
 
     def _end(self) -> None:
         """The session has ended, and so have all attempts that it carried. The next request starts a new session."""
@@ -274,7 +248,7 @@ class ZooKeeperSession:
         attempts, self.attempts = self.attempts, {}
         for attempt in attempts.values():
             if attempt.places:  # without places its ask may not have been sent: the ask is retried
-                attempt.end("expired", self._runtime.now())
+                attempt.end(ZooKeeperPhase.EXPIRED, self._runtime.now())
             self._notify(attempt.public)
         if (wire := self._wire) is not None:
             wire.close("the session is over")

@@ -14,18 +14,14 @@ A token is the number of the transaction (zxid) that queued the attempt, plus th
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from fenced.errors import Misconfigured
-from fenced.leases.rules import NOBODY, holder_fields, holder_of
-from fenced.stores.zookeeper.wire.jute import ANY_VERSION, Stat
-from fenced.values import timing
-from fenced.values.model import TOKEN_MAX, Holder
+from fenced.stores.zookeeper.wire.jute import Stat
+from fenced.values.model import TOKEN_MAX
 from fenced.values.schema import check_readable, parsed_schema
 
 SCHEMA = 1
@@ -101,11 +97,11 @@ class NamespaceView(NamedTuple):
     def raised(self, added: int) -> bytes:
         """The root's data with a new amount. The node's own mzxid shows since when it applies."""
         kept = self.raises[-RAISES_MAX:]
-        return _dump({**self.fields, "raises": kept, "added": added})
+        return dump({**self.fields, "raises": kept, "added": added})
 
 
 def new_space(realm: str) -> bytes:
-    return _dump({"schema": SCHEMA, "realm": realm, "raises": [], "added": 0})
+    return dump({"schema": SCHEMA, "realm": realm, "raises": [], "added": 0})
 
 
 def space_of(data: bytes, stat: Stat, where: str) -> NamespaceView:
@@ -121,102 +117,6 @@ def space_of(data: bytes, stat: Stat, where: str) -> NamespaceView:
     return NamespaceView(realm, raises, stat.mzxid, stat.version, fields)
 
 
-# Attempts.
-
-
-@dataclass(slots=True)
-class ZooKeeperAttempt:
-    """One attempt of this client, from before its ask is sent until it is forgotten."""
-
-    public: str
-    names: tuple[str, ...]
-    ttl: float
-    lock_delay: float = 0.0
-    holder: Holder = NOBODY
-    state: str = "waiting"  # waiting, granted, or how it ended
-    places: dict[str, str] = field(default_factory=dict)
-    """By name, its node in the queue."""
-    zxid: int = 0
-    """The transaction that its token comes from."""
-    token: int = 0
-    version: int = ANY_VERSION
-    """The version of its own node; if it has another one, another client has taken the attempt over."""
-    expires: float = math.inf
-    forget: float = math.inf
-    asks: int = 0
-    """How many asks for it have begun."""
-    asking: int = 0
-    """How many of them are running."""
-    sent: bool = False
-    """A request that makes its places may have been sent."""
-    queued: bool = False
-    """Its caller got the answer to wait."""
-    watched: bool = False
-    """The server notifies us of changes: while it waits, of the places directly ahead and of its own node; then of its
-    own places."""
-    taken: bool = False
-    """A take-over has replaced it: nothing here describes the attempt any more."""
-    delaying: bool = False
-    """Its lock_delay nodes were made."""
-    doubted: bool = False
-    """A request to end it may have been carried out."""
-
-    @property
-    def over(self) -> bool:
-        return self.state not in ("waiting", "granted")
-
-    def end(self, state: str, now: float) -> None:
-        if self.over:
-            return
-        self.state = state
-        if state == "expired" and math.isfinite(self.expires):
-            now = self.expires + self.lock_delay
-        self.forget = now + timing.remember_for(self.ttl)
-
-
-class NodeRecord(NamedTuple):
-    """An attempt as stored in its node."""
-
-    names: tuple[str, ...]
-    ttl: float
-    asked: float
-    lock_delay: float
-    holder: Holder
-    zxid: int
-    """The transaction that its token comes from."""
-    owner: int
-    """The session that owns it; 0: none, it was withdrawn before its ask arrived."""
-    version: int
-
-
-def record_text(attempt: ZooKeeperAttempt, ttl: float) -> bytes:
-    """On take-over the zxid is written explicitly, because the node's own mzxid changes."""
-    fields = {
-        "names": attempt.names,
-        "ttl": ttl,
-        "asked": attempt.ttl,
-        "delay": attempt.lock_delay,
-        "holder": holder_fields(attempt.holder),
-    }
-    return _dump({**fields, "zxid": attempt.zxid} if attempt.zxid else fields)
-
-
-def record_of(data: bytes, stat: Stat) -> NodeRecord:
-    if not stat.ephemeral_owner:
-        return NodeRecord((), 0.0, 0.0, 0.0, NOBODY, stat.mzxid, 0, stat.version)
-    fields = json.loads(data)
-    return NodeRecord(
-        tuple(fields["names"]),
-        fields["ttl"],
-        fields["asked"],
-        fields["delay"],
-        holder_of(fields["holder"]),
-        fields.get("zxid", stat.mzxid),
-        stat.ephemeral_owner,
-        stat.version,
-    )
-
-
 # Queues.
 
 
@@ -229,9 +129,29 @@ class Queue(NamedTuple):
     changed: int
     """The transaction that made the name, or in which it was last taken by force."""
 
+    def before(self, public: str) -> list[str]:
+        """The attempts ahead of this one: all, if it has no place here."""
+        return self.publics[: self.publics.index(public)] if public in self.publics else self.publics
+
     def orphans(self, mine: str) -> list[str]:
         """The ids of attempts whose lock_delay nodes exist but whose places are gone."""
         return [public for public in self.delays if public != mine and public not in self.publics]
+
+
+class QueueLook(NamedTuple):
+    """The queues of some names, and the namespace: read together."""
+
+    queues: dict[str, Queue]
+    space: NamespaceView
+
+    def ahead(self, public: str) -> int:
+        """How many are ahead of this attempt, in the longest queue. It has a place at all these names."""
+        return max(queue.publics.index(public) for queue in self.queues.values())
+
+    def too_old(self, zxid: int) -> bool:
+        """Whether this number is below a token that may have been granted: only a newer one may be granted."""
+        forced = max(queue.changed for queue in self.queues.values())
+        return zxid < max(forced, self.space.changed if self.space.version else 0)
 
 
 def queue_of(children: Sequence[str], stat: Stat) -> Queue:
@@ -242,12 +162,9 @@ def queue_of(children: Sequence[str], stat: Stat) -> Queue:
             delays.append(child[1:])
         else:
             places.append((int(child[_ID + 1 :]), child[:_ID], child))
-    if places:
-        places.sort()
-        if (
-            places[-1][0] - places[0][0] > _WRAP
-        ):  # the server's 32-bit counter wrapped around to negative numbers
-            places.sort(key=lambda place: place[0] if place[0] >= 0 else place[0] + 2 * _WRAP)
+    places.sort()
+    if places and places[-1][0] - places[0][0] > _WRAP:  # the server's 32-bit counter went on below zero
+        places.sort(key=lambda place: place[0] if place[0] >= 0 else place[0] + 2 * _WRAP)
     return Queue([place[1] for place in places], [place[2] for place in places], delays, stat.mzxid)
 
 
@@ -263,7 +180,7 @@ class Delay(NamedTuple):
 
 
 def delay_text(seconds: float, until: float | None = None) -> bytes:
-    return _dump({"delay": seconds, "until": until})
+    return dump({"delay": seconds, "until": until})
 
 
 def delay_of(data: bytes, stat: Stat) -> Delay:
@@ -272,14 +189,14 @@ def delay_of(data: bytes, stat: Stat) -> Delay:
 
 
 def tomb_text(seconds: float) -> bytes:
-    return _dump({"remember": seconds})
+    return dump({"remember": seconds})
 
 
 def tomb_seconds(data: bytes) -> float:
     return float(json.loads(data)["remember"])
 
 
-def _dump(value: Any) -> bytes:
+def dump(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=True).encode()
 
 
