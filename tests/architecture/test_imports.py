@@ -193,3 +193,58 @@ def test_no_function_takes_a_coroutine() -> None:
         if parameter.annotation and ast.unparse(parameter.annotation).startswith(("Coroutine[", "Awaitable["))
     ]
     assert not found
+
+
+INHERITANCE_STEPS_MAX = 2
+ONE_CLASS = {
+    # What it remembers of the cells is in a file of its own, for the size of both. Nothing else derives from it.
+    ("CellGuard", "GuardedCells"),
+}
+"""Classes and bases that a reader takes for one class, by name and with the reason."""
+
+
+def bases_of() -> dict[tuple[str, Path], list[tuple[str, Path]]]:
+    """Of every class of the package, by name and file: the bases that are classes of the package, too.
+
+    Left out are protocols, which have no code, and errors, which are a tree of kinds.
+    """
+    homes: dict[str, list[Path]] = {}
+    for source in SOURCES:
+        for node in parsed(source).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(source)
+    found: dict[tuple[str, Path], list[tuple[str, Path]]] = {}
+    for source in SOURCES:
+        for node in parsed(source).body:
+            if isinstance(node, ast.ClassDef):
+                names = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
+                found[node.name, source] = [
+                    (name, source if source in homes[name] else homes[name][0])
+                    for name in names
+                    if name in homes and homes[name][0].name != "errors.py"
+                ]
+                if "Protocol" in names:
+                    found[node.name, source] = []
+    return found
+
+
+def steps(made: tuple[str, Path], bases: dict[tuple[str, Path], list[tuple[str, Path]]]) -> int:
+    """How often a reader of this class must go to another file, from base to base."""
+    return max(
+        (
+            (base[1] != made[1] and (made[0], base[0]) not in ONE_CLASS) + steps(base, bases)
+            for base in bases[made]
+        ),
+        default=0,
+    )
+
+
+def test_a_class_inherits_over_at_most_two_files() -> None:
+    """Each `self.x` of a longer chain is searched in all its files: let the class have an object that does it."""
+    bases = bases_of()
+    deep = [
+        f"{name} in {source.relative_to(ROOT)}"
+        for name, source in bases
+        if steps((name, source), bases) > INHERITANCE_STEPS_MAX
+    ]
+    assert not deep

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
 from fenced.leases.rules import QUEUE_MAX, reused_attempt
@@ -17,6 +17,8 @@ from fenced.stores.zookeeper.wire import jute
 from fenced.values.contracts import Runtime
 from fenced.values.model import Ask, AskAnswer, Busy, Ended, Waiting, grant_id
 
+KNOWN_MAX = 10_000
+
 
 @dataclass(frozen=True)
 class ZooKeeperAsking:
@@ -29,6 +31,8 @@ class ZooKeeperAsking:
     granting: Granting
     take_over: TakeOver
     runtime: Runtime
+    known: dict[str, None] = field(default_factory=dict)
+    """Names whose nodes most likely exist."""
 
     async def ask(self, ask: Ask, start: float, until: float) -> AskAnswer:
         while True:
@@ -150,19 +154,24 @@ class ZooKeeperAsking:
         for name in mine.names:
             place = paths.new_place(name, mine.public)
             steps.append(jute.create(place, b"", acl, jute.EPHEMERAL_SEQUENTIAL))
-        made: list[bytes] = []
         while True:
             # The server carries the requests of a session out in order: the names exist when the places are made, and
             # the queues are read after that.
+            made = [
+                jute.create_container(paths.name(name), acl) for name in mine.names if name not in self.known
+            ]
             requests = [*made, jute.multi(steps), *self.nodes.looking(mine.names)]
             done, *replies = (await call.exchange(*requests))[len(made) :]
             results, failed = self.nodes.written(done, jute.NODE_EXISTS, jute.NO_NODE)
-            if failed is None:
-                break
             if failed == (0, jute.NODE_EXISTS):
                 return None
-            # A name that nobody has used for a while has no node.
-            made = [jute.create_container(paths.name(name), acl) for name in mine.names]
+            if failed is None:
+                break
+            for name in mine.names:  # the server removes the nodes of names that nobody uses
+                self.known.pop(name, None)
+        if len(self.known) > KNOWN_MAX:
+            self.known.clear()
+        self.known.update(dict.fromkeys(mine.names))
         assert results[1].stat is not None
         mine.zxid, mine.version = results[1].stat.mzxid, results[1].stat.version
         mine.places = {name: each.path for name, each in zip(mine.names, results[2:], strict=True)}

@@ -55,23 +55,22 @@ class ZooKeeperRenewing:
     async def keep(self, call: SessionCall, batch: list[ZooKeeperAttempt]) -> dict[str, RenewAnswer]:
         """Renew these, which are all of one session."""
         live = [mine for mine in batch if not mine.over and mine.places]
-        answers: dict[str, RenewAnswer] = {}
-        if live:
-            # From its first renewal on, the places of a lease are watched: only an event makes us read them again.
-            new = [mine for mine in live if mine.granted and not mine.watched]
-            watched = [(mine, list(mine.places.values())) for mine in new]
-            sent = self.runtime.now()
-            (kept,) = await self.watching.watch(call, watched, [jute.sync(self.nodes.paths.keep)])
-            self.nodes.check(kept)
-            lost = [mine for mine in new if not mine.watched and not mine.over]
-            for mine in lost:
-                if await self.own.standing(call, mine) is None:
-                    answers[mine.public] = await self.own.revoked(call, mine)
-            for mine in live:
-                if not mine.over:
-                    answers[mine.public] = await self._kept(call, mine, sent)
+        kept = await self._keep(call, live) if live else {}
         ended = {mine.public: Ended(mine.phase.value) for mine in batch if mine.over}
-        return {mine.public: Gone() for mine in batch} | answers | ended
+        return {mine.public: Gone() for mine in batch} | kept | ended
+
+    async def _keep(self, call: SessionCall, live: list[ZooKeeperAttempt]) -> dict[str, RenewAnswer]:
+        # From its first renewal on, the places of a lease are watched: only after an event we read them again.
+        new = [mine for mine in live if mine.granted and not mine.watched]
+        sent = self.runtime.now()
+        watched = [(mine, list(mine.places.values())) for mine in new]
+        (kept,) = await self.watching.watch(call, watched, [jute.sync(self.nodes.paths.keep)])
+        self.nodes.check(kept)
+        for mine in new:
+            if not mine.watched and not mine.over and await self.own.standing(call, mine) is None:
+                await self.own.revoked(call, mine)
+        # What another caller has ended meanwhile is not kept.
+        return {mine.public: await self._kept(call, mine, sent) for mine in live if not mine.over}
 
     async def _kept(self, call: SessionCall, mine: ZooKeeperAttempt, sent: float) -> RenewAnswer:
         if mine.granted:

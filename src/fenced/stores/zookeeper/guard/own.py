@@ -110,28 +110,11 @@ class KazooCells:
 
     async def swap(self, changes: Sequence[tuple[str, int, bytes | None]], writes: Any = None) -> Swapped:
         """One multi, the fence first: if one of its checks fails, a cell has changed; a later failure is a conflict."""
-        from kazoo import exceptions  # type: ignore[import-untyped]
-
-        multi = self._client.transaction()
-        for key, version, blob in changes:
-            path = self._paths.node(key)
-            if version < 0:
-                multi.create(path, blob or b"")
-                if blob is None:
-                    multi.delete(path)
-            elif blob is None:
-                multi.check(path, version)
-            else:
-                multi.set_data(path, blob, version)
+        multi = self._compared(changes)
         ours = len(multi.operations)
         multi.operations += writes.operations if writes is not None else []
         _check_size(multi.operations)
-        try:
-            results = multi.commit()
-        except exceptions.ConnectionClosedError as error:
-            raise Unavailable(f"the kazoo client is not connected: {error!r}") from error
-        except (exceptions.KazooException, self._client.handler.timeout_exception) as error:
-            raise Indeterminate(f"kazoo: {error!r}") from error
+        results = self._committed(multi)
         failed = _failure(results)
         if failed is not None and failed < ours and not isinstance(results[failed], _changed()):
             raise Misconfigured(f"kazoo: {results[failed]!r} for a node below {self._paths.root}")
@@ -146,6 +129,32 @@ class KazooCells:
             f"operation {failed - ours} of the transaction ({type(operation).__name__} of {operation.path}) failed: "
             f"{type(results[failed]).__name__}; nothing was written"
         )
+
+    def _compared(self, changes: Sequence[tuple[str, int, bytes | None]]) -> Any:
+        """A multi that fails unless each cell has this version, and writes the new ones."""
+        multi = self._client.transaction()
+        for key, version, blob in changes:
+            path = self._paths.node(key)
+            if version < 0:
+                multi.create(path, blob or b"")
+                if blob is None:
+                    multi.delete(path)
+            elif blob is None:
+                multi.check(path, version)
+            else:
+                multi.set_data(path, blob, version)
+        return multi
+
+    def _committed(self, multi: Any) -> Sequence[Any]:
+        from kazoo import exceptions  # type: ignore[import-untyped]
+
+        try:
+            results: Sequence[Any] = multi.commit()
+            return results
+        except exceptions.ConnectionClosedError as error:
+            raise Unavailable(f"the kazoo client is not connected: {error!r}") from error
+        except (exceptions.KazooException, self._client.handler.timeout_exception) as error:
+            raise Indeterminate(f"kazoo: {error!r}") from error
 
     def _reading(self, function: Callable[[str], T], path: str) -> T:
         from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError
