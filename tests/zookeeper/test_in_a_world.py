@@ -16,7 +16,7 @@ from fenced.stores.zookeeper.authority.session import SessionCall, ZooKeeperSess
 from fenced.stores.zookeeper.authority.tree import QueueLook
 from fenced.stores.zookeeper.wire import jute
 from fenced.stores.zookeeper.wire.connection import ZooKeeperWire
-from fenced.values.model import Ask, Granted, Holder, Released, Waiting
+from fenced.values.model import Ask, Granted, Holder, Released, Waiting, grant_id
 from fenced_testkit.runtime.network import SimulatedNetwork
 from fenced_testkit.runtime.simulated import SimulatedRuntime
 from fenced_testkit.runtime.world import Process, World
@@ -189,19 +189,21 @@ class Behind(Stage):
         self.play(other, other.ask(ask("b", wait=False)))  # makes the name's node
         self.play(other, other.release("b" * 32))
 
-    def greet_late(self, seconds: float) -> None:
-        """The follower answers a new connection so long after it has asked the leader."""
+    def greet_late(self, seconds: float, *, once: bool = False) -> None:
+        """The follower answers new connections, or the next one, so long after it has asked the leader."""
         member = self.follower.member
         greeted = member._greeted
 
         def late(client: ClientConnection, timeout: int, password: bytes, valid: bool) -> None:
+            if once:
+                member._greeted = greeted  # type: ignore[method-assign]
             self.world.after(seconds, lambda: greeted(client, timeout, password, valid))
 
         member._greeted = late  # type: ignore[method-assign]
 
-    def ask_at(self, when: float) -> None:
+    def ask_at(self, when: float, secret: str = "a") -> None:
         self.world.run(when)
-        short = Ask("a" * 32, ("orders",), 0.3725, HOLDER, False)
+        short = Ask(secret * 32, ("orders",), 0.3725, HOLDER, False)
         assert isinstance(self.play(self.one, self.one.ask(short)), Granted)
 
     def renew_at(self, when: float) -> None:
@@ -258,3 +260,35 @@ def test_answers_that_are_signs_of_life_would_be_caught(
     story: Callable[[type[ZooKeeperAuthority]], float],
 ) -> None:
     assert story(made_with("session", AnswersAreSignsOfLife)) > 0.0
+
+
+def test_a_session_that_may_be_over_is_confirmed_before_it_carries_a_grant() -> None:
+    """By another connection. Otherwise the ask, which is first in its queue, would have ended as `expired`."""
+    stage = Behind(ZooKeeperAuthority)
+    stage.ask_at(3.0)
+    stage.play(stage.one, stage.one.release("a" * 32))
+    stage.greet_late(0.5, once=True)
+    stage.ask_at(3.31, "b")  # on a new connection; the session ends at the first tick after 3.807
+
+
+def test_a_slow_reply_does_not_shorten_a_lock_delay() -> None:
+    """Its own client counts the delay from the expiry, by the leader's clock, which it reads with a request."""
+    stage = Stage(1)
+    one = stage.client("one")
+    stage.play(one, one.open())
+    held = Ask("a" * 32, ("orders",), 0.5, HOLDER, False, 3.0)
+    kept = Ask("b" * 32, ("other",), 0.5, HOLDER, False)
+    for each in (kept, held):
+        assert isinstance(stage.play(one, one.ask(each)), Granted)
+    ends = session_of(one, 0.5).attempts[grant_id(held.secret)].expires
+    for _ in range(3):  # its session goes on, and it expires
+        stage.world.run(stage.world.now + 0.2)
+        stage.play(one, one.renew([kept.secret]))
+    quick = stage.network.delay
+    stage.network.delay = lambda source, target: 0.1 if target.name == "one" else 0.001
+    following = Ask("c" * 32, ("orders",), 0.5, HOLDER, True)
+    assert isinstance(stage.play(one, one.ask(following)), Waiting)
+    stage.network.delay = quick
+    while not isinstance(stage.play(one, one.ask(following)), Granted):
+        stage.world.run(stage.world.now + 0.01)
+    assert one._runtime.now() >= ends + 3.0

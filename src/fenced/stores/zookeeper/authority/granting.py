@@ -42,9 +42,8 @@ class Granting:
             token = look.space.token(mine.zxid)
             mine.token = token if token < TOKEN_MAX else await self._last_token(call, mine)
             if home.confirmed + home.ttl <= self.runtime.now():
-                # The connection took so long that the lease would be over at once, but the session and our places live.
-                # The leader is asked about a new connection, so the next look begins with a sign of life.
-                home.close()
+                # The leader may be about to end the session, and the lease would be over at once; but our places live.
+                # The session sends the next look on a new connection, of which the leader hears.
                 return None
             # Our places exist as long as the session that we looked in. If that has ended since, it carries us no more.
             if home.attempts.get(mine.public) is mine and mine.advance(ZooKeeperPhase.GRANTED):

@@ -202,8 +202,11 @@ class LockDelays:
         if not found:
             return 0.0
         paths = [self.nodes.paths.delay(name, public) for public, name in found]
+        here = (
+            self.runtime.now()
+        )  # before the leader's clock is read: a slow reply must not shorten the delay
         *replies, clock = await call.exchange(*map(jute.get_data, paths), self.nodes.tick())
-        here, there = self.runtime.now(), self.nodes.time(clock)
+        there = self.nodes.time(clock)
         remaining, writes = 0.0, []
         for (public, _), path, reply in zip(found, paths, replies, strict=True):
             if reply.error:
