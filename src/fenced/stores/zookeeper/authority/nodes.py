@@ -25,30 +25,22 @@ from fenced.stores.zookeeper.authority.tree import (
 from fenced.stores.zookeeper.wire import jute
 from fenced.values.contracts import Runtime
 
+AT_ONCE = 200
+"""How many nodes are read at once."""
+_MISCONFIGURED = {
+    jute.NO_NODE: "the nodes of this namespace are gone; somebody deleted them",
+    jute.NO_AUTH: "no right to read, create or delete here: the namespace belongs to other credentials",
+    jute.AUTH_FAILED: "the server does not know who we are; see its authProvider settings",
+    -114: "the server does not know who we are; see its authProvider settings",
+    -6: "this server knows no container nodes; ZooKeeper 3.5 or later does",
+}
+
 
 def refused(error: int, where: str) -> FencedError:
     """The exception for an error that the caller does not expect. The request was not carried out."""
-    match error:
-        case jute.NO_NODE:
-            return Misconfigured(f"{where}: the nodes of this namespace are gone; somebody deleted them")
-        case jute.NO_AUTH:
-            return Misconfigured(
-                f"{where}: no right to read, create or delete here: the namespace belongs to other credentials"
-            )
-        case -114 | jute.AUTH_FAILED:
-            return Misconfigured(
-                f"{where}: the server does not know who we are; see its authProvider settings"
-            )
-        case -6:
-            return Misconfigured(
-                f"{where}: this server knows no container nodes; ZooKeeper 3.5 or later does"
-            )
-        case _:
-            return Unavailable(f"{where}: the server refused with error {error}")
-
-
-AT_ONCE = 200
-"""How many nodes are read at once."""
+    if error in _MISCONFIGURED:
+        return Misconfigured(f"{where}: {_MISCONFIGURED[error]}")
+    return Unavailable(f"{where}: the server refused with error {error}")
 
 
 class Written(NamedTuple):
