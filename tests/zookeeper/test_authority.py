@@ -226,6 +226,20 @@ def test_what_was_taken_over_is_not_expired_by_its_first_owner(zookeeper_url: st
         assert step(two.renew([ask.secret])) == [Kept(10.0)]
 
 
+def test_a_waiter_that_a_renewal_takes_over_has_its_lock_delay(pair: Pair) -> None:
+    """It was first, and its own client had not granted it: its delay is announced by the client that does."""
+    one, two = pair
+    holder, waiter = asking(RUNTIME, "orders"), asking(RUNTIME, "orders", wait=True, lock_delay=20)
+    step(granted(one, holder))
+    assert isinstance(step(one.ask(waiter)), Waiting)
+    assert step(one.release(holder.secret)) == Released()
+    assert step(two.renew([waiter.secret])) == [Kept(10.0)]
+    held = step(two.observe("orders"))
+    assert held.held_by is not None and held.free_in == pytest.approx(30, abs=1)
+    assert step(two.release(waiter.secret)) == Released()
+    step(granted(one, asking(RUNTIME, "orders")))
+
+
 # proves authority zookeeper: delay-noticed
 def test_a_lock_delay_counts_from_when_the_expiry_is_noticed(zookeeper_url: str) -> None:
     """By its own client it is known; by others at the first look."""

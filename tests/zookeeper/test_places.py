@@ -16,6 +16,7 @@ from fenced.stores.zookeeper.authority.watching import PlaceWatch
 from fenced.testing.kit import asking, granted
 from fenced.values.model import Ask, Granted, Kept, Released, Waiting, grant_id
 from fenced_testkit.servers import ZooKeeperServer
+from tests.shifted import Shifted
 from tests.simulation.bugs_zookeeper import EventsAreBelieved, made_with
 from tests.zookeeper.acting import RUNTIME, WORDS, Pair, opened, paths_of, woken
 
@@ -120,6 +121,27 @@ def test_who_has_a_place_and_cannot_go_on_is_not_told_that_nothing_happened(
     assert step(one.withdraw(waiter.secret)) == Released()
     assert step(two.release(holder.secret)) == Released()
     step(granted(two, asking(RUNTIME, "orders")))
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT_AFTER, Fault.LOSE_REPLY])
+def test_a_take_over_whose_reply_is_lost_leaves_nothing_behind(
+    zookeeper_server: ZooKeeperServer, fault: Fault
+) -> None:
+    """The nodes are in the session of a client that does not know whether they are, and that goes on."""
+    namespace, runtime = secrets.token_hex(8), Shifted(RUNTIME)
+    with (
+        Proxy(zookeeper_server.host, zookeeper_server.port) as proxy,
+        opened(zookeeper_server.url(), namespace) as one,
+        opened(f"zookeeper://{proxy.host}:{proxy.port}", namespace, runtime) as two,
+    ):
+        held = asking(RUNTIME, "orders")
+        step(granted(one, held))
+        trigger = proxy.on(WORDS["release"], fault)  # which begins with a deletion, too
+        step(two.renew([held.secret]))
+        trigger.wait()
+        runtime.ahead += 11
+        step(granted(two, asking(RUNTIME, "other")))
+        step(granted(one, asking(RUNTIME, "orders")))
 
 
 # Who is ahead.

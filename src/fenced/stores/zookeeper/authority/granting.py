@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fenced.leases.rules import tokens_used_up
@@ -129,23 +130,33 @@ class TakeOver:
     async def move(self, call: SessionCall, mine: ZooKeeperAttempt, record: NodeRecord) -> QueueLook | None:
         """Move it into our session, as `mine`. None: it has lost a place, or something has changed meanwhile."""
         look = await self.nodes.look(call, mine.names)
-        mine.places = self.nodes.places(mine, look)
-        if len(mine.places) < len(mine.names):
+        places = self.nodes.places(mine, look)
+        if len(places) < len(mine.names):
             return None
+        # Carried before the request is sent: if its reply is lost, its nodes may be in our session. It has no places for
+        # us until then, so `end_overdue` looks for them, as for those of an ask without a reply.
         sent = self.runtime.now()
         mine.zxid, mine.version = record.zxid, next_version(record.version)
-        moves = self._moves(mine, record.version, call.session.ttl)
+        mine.advance(ZooKeeperPhase.SENT)
+        call.session.carry(mine, sent + call.session.place_seconds)
+        moves = self._moves(mine, places, record.version, call.session.ttl)
         done = await self.nodes.write(call, moves, jute.NO_NODE, jute.BAD_VERSION, jute.NODE_EXISTS)
         if done.failed is not None:
-            return None
+            found = await self.nodes.stored(call, mine.public)
+            if found is None or not self.own.carries(mine, found):
+                self.own.forget(mine)
+                return None
+            mine.version = found.version  # an earlier try of ours was carried out
+        mine.places = places
         mine.delaying = all(mine.public in queue.delays for queue in look.queues.values())
         # One that is first may be turned away by an ask that does not wait; one that is not was told to wait before.
         mine.advance(ZooKeeperPhase.WAITING if look.ahead(mine.public) else ZooKeeperPhase.PLACED)
-        call.session.carry(mine, sent + call.session.place_seconds)
         self.own.remember(mine)
         return look
 
-    def _moves(self, mine: ZooKeeperAttempt, known: int, ttl: float) -> list[bytes]:
+    def _moves(
+        self, mine: ZooKeeperAttempt, places: Mapping[str, str], known: int, ttl: float
+    ) -> list[bytes]:
         """The operations that delete all its nodes and make them again under the same paths, in our session; its own
         node gets a version that differs from the one that the other client knows.
 
@@ -156,6 +167,6 @@ class TakeOver:
         # The last of these writes restores its text.
         versions = range(1, mine.version + 1)
         moves += [jute.set_data(attempt, text if last == mine.version else b"") for last in versions]
-        for path in mine.places.values():
+        for path in places.values():
             moves += (jute.delete(path), jute.create(path, b"", acl, jute.EPHEMERAL))
         return moves
