@@ -199,8 +199,6 @@ INHERITANCE_STEPS_MAX = 2
 ONE_CLASS = {
     # What it remembers of the cells is in a file of its own, for the size of both. Nothing else derives from it.
     ("CellGuard", "GuardedCells"),
-    # etcd's attempts are one class in four files. Let them become parts, and delete this line.
-    ("Ending", "Carrying"),
 }
 """Classes and bases that a reader takes for one class, by name and with the reason."""
 

@@ -133,8 +133,8 @@ class TakeOver:
         places = self.nodes.places(mine, look)
         if len(places) < len(mine.names):
             return None
-        # Carried before the request is sent: if its reply is lost, its nodes may be in our session. It has no places for
-        # us until then, so `end_overdue` looks for them, as for those of an ask without a reply.
+        # Carried before the request is sent: if its reply is lost, its nodes may be in our session. We know no places
+        # of it until then, so `end_overdue` looks for them, as for those of an ask without a reply.
         sent = self.runtime.now()
         mine.zxid, mine.version = record.zxid, next_version(record.version)
         mine.advance(ZooKeeperPhase.SENT)
