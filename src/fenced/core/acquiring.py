@@ -306,6 +306,7 @@ class LeaseEngine:
     def _join_queue(self, ask: Ask) -> QueueEntry:
         entry = QueueEntry(self.runtime, ask.secret, ask.ttl, self.keeper.jitter)
         entry.say_at = entry.since + LONG_WAIT
+        # The listener first: from the answer `Waiting` on a wake-up may come, and the first renewal is far away.
         self.listener.expect(entry)
         self.keeper.keep(entry)
         return entry
@@ -324,6 +325,7 @@ class LeaseEngine:
                 if request.wait is None:
                     self.emit(events.StillWaiting(request.names, now - entry.since, entry.why))
             await self.runtime.wait(entry.wakeup, min(check_at, until, entry.say_at))
+            # Clearing loses nothing: whoever sets the flag has set `woken` before, which is read next.
             entry.wakeup.clear()
         return False
 

@@ -176,6 +176,8 @@ class GrantState:
     def lose(self, reason: str) -> None:
         if self.lost_reason is not None or self.released:
             return
+        # Written before anybody is told, so whoever is told finds it. The keeper and the program's thread may both get
+        # here at once: then the event is emitted twice, and each callback is still called once.
         self.lost_reason = reason
         if self._on_end is not None:
             self._on_end(self, reason)

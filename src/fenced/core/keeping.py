@@ -46,6 +46,7 @@ class Keeper:
 
     def keep(self, item: GrantState | QueueEntry) -> None:
         """Start renewing. Wakes the loop only when it would sleep past the first renewal, or past `max_hold`."""
+        # Stored before the loop is looked at: a loop that runs finds it in its next round, whether or not it is kicked.
         if isinstance(item, GrantState):
             self._leases[item.secret] = item
         else:
@@ -58,10 +59,13 @@ class Keeper:
             self._kick.set()
 
     def drop(self, secret: str) -> None:
+        # No lock: each deletion is one step, and the loop works on copies. A renewal of it that is on its way changes
+        # nothing any more: `confirm` ignores a lease that is released or lost.
         self._leases.pop(secret, None)
         self._entries.pop(secret, None)
 
     def leases(self) -> list[GrantState]:
+        """A copy, made in one step: threads of the program add and drop leases while the loop looks at them."""
         return list(self._leases.values())
 
     def stop(self) -> None:
@@ -73,12 +77,13 @@ class Keeper:
         """Stop, and wait at most until `until` for a running renewal."""
         self.stop()
         for entry in list(self._entries.values()):
-            entry.wake()
+            entry.wake()  # it finds that the client is closed
         if (task := self._task) is not None:
             await task.join(until)
 
     def fail(self, why: str) -> None:
         """Mark every lease lost and wake every waiter, because nobody renews them any more."""
+        # A lease that is stored in between is in neither: it ends by its own deadline, which `state` compares.
         leases, self._leases = self.leases(), {}
         for lease in leases:
             lease.lose("keeper")
@@ -94,6 +99,8 @@ class Keeper:
                 )  # set first: `_next_due` sees a new lease, or the new lease kicks
                 self._asleep_until = min(self._next_due(), self._runtime.now() + IDLE_SECONDS)
                 await self._runtime.wait(self._kick, self._asleep_until)
+                # Cleared before the round looks at the leases: a kick from now on is about one that it may not see,
+                # and ends the next sleep at once.
                 self._kick.clear()
                 self._asleep_until = -math.inf
                 if not self._closed:
@@ -104,6 +111,8 @@ class Keeper:
             raise
         finally:  # closed, cancelled or failed: the next lease starts another loop
             self._task = None
+            # After `_task`: a lease that was stored before is marked here. One that comes later starts a loop, which
+            # finds `_closed` and marks it.
             if self._closed:
                 for lease in self.leases():
                     lease.lose("closed")

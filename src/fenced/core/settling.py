@@ -51,6 +51,7 @@ class Settler:
 
         `taken_until`: it is a lease that succeeded, and nobody is granted its names before that.
         """
+        # No lock: this is one step, and the loop works on copies.
         given_up = self._given_up[secret] = GivenUp(secret, ttl, self._runtime.now(), taken_until)
         return given_up
 
@@ -65,6 +66,7 @@ class Settler:
 
     def forget(self, given_up: GivenUp) -> None:
         """Delete the record: the authority has answered."""
+        # The caller and the loop may both get here: the second finds nothing, and `over` may be repeated.
         self._given_up.pop(given_up.secret, None)
         self._over(given_up.secret)
 
@@ -114,7 +116,7 @@ class Settler:
                 await self._runtime.wait(
                     self._kick, min(self._next_due(), self._runtime.now() + OWNER_TRY_SECONDS)
                 )
-                self._kick.clear()
+                self._kick.clear()  # before the round: an attempt that is given up during it kicks again
                 await self._round()
         except BaseException:  # for example, the program's event loop ends
             self._task = None

@@ -38,10 +38,12 @@ class QueueEntry:
 
     def asking(self) -> None:
         """Clear the wake-up before an ask is sent: one that arrives from now on means to ask again."""
+        # One that arrives between these two lines leaves `woken` set, which the waiter reads before it waits.
         self.woken = False
         self.wakeup.clear()
 
     def wake(self) -> None:
+        # `woken` first: a waiter that the flag wakes finds it.
         self.woken = True
         self.wakeup.set()
 
@@ -74,6 +76,7 @@ class Listener:
         self._kick.set()
 
     def forget(self, entry: QueueEntry) -> None:
+        # A wake-up that comes later is kept as an early one, for nobody, until EARLY_MAX others have come.
         self._entries.pop(grant_id(entry.secret), None)
 
     def stop(self) -> None:
@@ -89,6 +92,7 @@ class Listener:
         try:
             await self._listen()
         finally:
+            # An entry that is expected while the loop ends by an error may get no listener: its waiter polls.
             self._task = None
 
     async def _listen(self) -> None:

@@ -20,6 +20,7 @@ def carry_out(
     answers: list[BatchAnswer] = []
     heads: list[AttemptRow] = []
     answer: BatchAnswer
+    # The caller has the store's lock, or a transaction, for all of them: nobody sees a state between two operations.
     for operation in operations:
         try:
             if isinstance(operation, Ask):

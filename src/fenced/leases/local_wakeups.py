@@ -21,11 +21,14 @@ class LocalWakeups:
     async def next(self, until: float) -> list[str]:
         if self._wakeup is None:
             self._wakeup = self._runtime.wakeup()
+        # One caller at a time, the client's listener. An id that is added before the flag exists is in the dictionary,
+        # which is looked at after that.
         if not self._publics:
             await self._runtime.wait(self._wakeup, until)
+        # Cleared before the ids are copied: one that is added in between is copied, and sets the flag for nothing.
         self._wakeup.clear()
         woken = list(self._publics)
-        for public in woken:
+        for public in woken:  # one that is added again meanwhile goes, too: it is told after both
             self._publics.pop(public, None)
         return woken
 

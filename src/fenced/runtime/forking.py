@@ -35,6 +35,8 @@ class _Gate:
 
     def enter(self) -> None:
         with self._lock:
+            # Counted under the lock under which a fork shuts: either the fork sees this thread and waits for it, or
+            # this thread sees that it is shut. `reopen` wakes it.
             while self._shut:
                 self._changed.wait()
             self._inside += 1
@@ -48,6 +50,8 @@ class _Gate:
     def shut(self) -> None:
         with self._changed:
             self._shut = True
+            # `wait_for` lets go of the lock meanwhile, so those inside can leave. A thread that is inside and forks
+            # itself waits for the whole patience, and then forks.
             self._changed.wait_for(lambda: not self._inside, FORK_PATIENCE_SECONDS)
 
     def reopen(self) -> None:

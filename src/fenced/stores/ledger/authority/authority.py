@@ -182,6 +182,7 @@ class LedgerAuthority:
 
     def _leave(self) -> bool:
         """Let go of the ledger; returns whether there was one."""
+        # Writes that are on their way have the ledger themselves, and its `close` waits for their lock.
         ledger, self._ledger = self._ledger, None
         if self._writer is not None:
             self._writer.shutdown(wait=False)
@@ -248,7 +249,7 @@ class LedgerAuthority:
             self._runtime.spawn(self._snapshot, "fenced-ledger-snapshot")
 
     async def _written_by_task(self, ledger: Ledger, due: int, until: float | None) -> None:
-        written = self._round
+        written = self._round  # of the batch that is being collected: taken before anything is awaited
         if not self._writes:
             # One task writes for all callers of this loop, so a caller that is cancelled takes no write with it.
             self._writes = True
@@ -263,6 +264,7 @@ class LedgerAuthority:
         ledger = self._ledger
         try:
             while ledger is not None and ledger.written < (due := ledger.collected()):
+                # In one step of the loop with `collected`: a caller that took the old flag has its changes in `due`.
                 written, self._round = self._round, self._runtime.wakeup()
                 try:
                     await self._runtime.call(ledger.write, due)
@@ -271,6 +273,8 @@ class LedgerAuthority:
         except FencedError:
             return  # those who wait find that their batch is not written
         finally:
+            # No await in here: no caller comes in between, takes the flag and finds that nobody writes. After a failure
+            # those of the next round are woken, too, and find the refusal.
             self._writes = False
             self._round.set()
             self._round = self._runtime.wakeup()

@@ -220,7 +220,7 @@ class Ledger:
         it writes itself unless a third thread was faster.
         """
         with self._writing:
-            if self.written < due:
+            if self.written < due:  # the one before has most likely written this batch, too
                 self._write(lambda: None)
 
     def is_quick(self) -> bool:
@@ -306,6 +306,7 @@ class Ledger:
     def close(self) -> None:
         """Write what was collected by calls that nobody waits for any more, and release the file."""
         self._closing = True
+        # In the order in which `snapshot` takes them, so neither waits for the other for ever.
         with self._snapshotting, self._writing:
             try:
                 if self._changes and self.refusal is None:

@@ -108,6 +108,7 @@ class LeaseFile:
 
     def take(self) -> StoreConnection:
         """An idle connection, or a new one."""
+        # No lock: `pop` is one step, so no two threads get the same connection.
         try:
             return self.idle.pop()
         except IndexError:

@@ -27,6 +27,8 @@ class Wakes:
     def __init__(self, database: Path) -> None:
         self._database = database
         self._folder = database.with_name(database.name + "-wake")
+        # For sockets and folder, which threads make at first use and `close` takes away. It may be taken again: `_bind`
+        # sends under it.
         self._lock = threading.RLock()
         self._folder_fd = -1
         self._receiver: socket.socket | None = None
@@ -81,7 +83,9 @@ class Wakes:
 
     def received(self) -> list[str]:
         """The public ids that have arrived, without waiting."""
-        receiver = self._receiver
+        receiver = (
+            self._receiver
+        )  # read once: `close` may take it away meanwhile, and a closed one raises OSError
         received: list[str] = []
         while receiver is not None and len(received) < 1000:
             try:
@@ -105,6 +109,7 @@ class Wakes:
                 if self._sender is None:
                     self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
                 sender, folder = self._sender, self._folder_fd
+            # Not under the lock: it does not block, and if `close` has been faster it fails, or finds no such socket.
             sender.sendto(public.encode(), f"/proc/self/fd/{folder}/{address}")
         except ConnectionRefusedError:
             with contextlib.suppress(OSError):  # its process is gone
@@ -127,7 +132,7 @@ class Wakes:
 
     def forked(self) -> None:
         """The child must not read the parent's socket, nor unlink it."""
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # a new one: a thread that the child does not have may hold the other
         for inherited in (self._receiver, self._sender):
             if inherited is not None:
                 inherited.close()
