@@ -32,7 +32,6 @@ LARGE_FILES = {
     "src/fenced/stores/postgresql/guard/triggers.py": 447,
     "src/fenced/stores/postgresql/guard/tables.py": 500,
     "src/fenced/stores/postgresql/authority/authority.py": 445,
-    "src/fenced/stores/zookeeper/authority/authority.py": 600,
     "src/fenced/stores/zookeeper/wire/connection.py": 600,
     "src/fenced/proxy/gate.py": 600,
     "src/fenced/http1/connections.py": 600,
