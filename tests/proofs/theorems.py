@@ -37,7 +37,7 @@ def theorems(run: Symbolic) -> Iterator[Theorem]:
     yield from _announcements(run)
     for rule in ("once", "sequenced"):
         yield from _histories(run, rule)
-    yield from _modes(run)
+    yield from theorems_of_modes(run)
 
 
 def _answers(run: Symbolic) -> Iterator[Theorem]:
@@ -334,7 +334,7 @@ class Stage:
         return self.ruling(verdict) == z3.IntVal(RULINGS.index(ruling))
 
 
-def _modes(run: Symbolic) -> Iterator[Theorem]:
+def theorems_of_modes(run: Symbolic) -> Iterator[Theorem]:
     chapter = "Modes"
     point = z3.Function("canary_point", TEXT, NUMBER)
     run.hooks["canary_point"] = point
