@@ -190,12 +190,17 @@ class Asking:
             return Ended(Phase.EXPIRED.value) if found is None else None
         if space.is_new(meta) or raw != space.raw:
             return None
-        if place is None:  # the etcd lease of its places has ended while it waited
+        # If the etcd lease of its places has ended while it waited, or ends now, it has lost them.
+        if place is None or not await self._prolong(attempt.lease, until):
             self._attempts.forget(attempt)
             return Ended(Phase.EXPIRED.value)
         space.refuse_next(reply.header)
         view = await self.look_ahead(attempt, until)
         return None if view.blocker is None else await self._waiting(view, until)
+
+    async def _prolong(self, lease: EtcdLease, until: float) -> bool:
+        """A waiter that asks keeps its place: prolong its etcd lease, unless that was done a moment ago."""
+        return self._pool.is_fresh(lease) or lease.id in await self._pool.leases.keep_alive([lease], until)
 
     async def _waiting(self, view: QueueView, until: float) -> Waiting:
         """How long it may take: what is left of the etcd lease of the holder, or of the key directly ahead."""

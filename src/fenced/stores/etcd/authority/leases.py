@@ -114,7 +114,7 @@ class LeasePool:
                     found = idle.pop()
                 except IndexError:  # another thread has taken the last one
                     break
-                if self._is_fresh(found.hold):
+                if self.is_fresh(found.hold):
                     return found
         # In this order: the lease of a delay begins later, so it outlives that of the names by the whole delay.
         hold = await self.leases.grant(key[0], until)
@@ -131,7 +131,7 @@ class LeasePool:
             return
         key = (hold.asked, delayed.asked - hold.seconds if delayed is not None else 0)
         idle = self._idle.setdefault(key, deque())
-        while idle and not self._is_fresh(idle[0].hold):
+        while idle and not self.is_fresh(idle[0].hold):
             try:
                 # If another thread was faster, this drops a fresh one: nothing is lost but a later request.
                 idle.popleft()
@@ -139,7 +139,8 @@ class LeasePool:
                 break
         idle.append(leases)
 
-    def _is_fresh(self, lease: EtcdLease) -> bool:
+    def is_fresh(self, lease: EtcdLease) -> bool:
+        """Whether it was confirmed recently, so that at least two thirds of its time are left."""
         return self._now() - lease.confirmed <= lease.seconds / 3
 
     async def of_record(self, ttl: float, until: float) -> EtcdLease:
