@@ -19,6 +19,10 @@ OWNER_TRY_SECONDS = timing.CALL_SECONDS + 1.0
 """How long the settler leaves an attempt to the caller that is ending it; longer than that caller's request lasts."""
 
 
+STILL_SECONDS = 3 * OWNER_TRY_SECONDS
+"""If the loop has not come round for so long, the whole process stood still."""
+
+
 class GivenUp:
     """An attempt that the program gave up. The authority may still count it as held or waiting."""
 
@@ -45,6 +49,7 @@ class Settler:
         self._task: Task | None = None
         self._starting = runtime.lock()
         self._closed = False
+        self._came_round = -math.inf
 
     def give_up(self, secret: str, ttl: float, taken_until: float = -math.inf) -> GivenUp:
         """Record that this attempt has to end. The caller itself sends the first request.
@@ -89,6 +94,7 @@ class Settler:
         # moment is either seen by the ending loop or starts a new one here.
         with self._starting:
             if self._task is None:
+                self._came_round = self._runtime.now()
                 self._task = self._runtime.spawn(self._run, "fenced-settler")
         self._kick.set()
 
@@ -126,7 +132,16 @@ class Settler:
         return min((given_up.retry_at for given_up in list(self._given_up.values())), default=math.inf)
 
     async def _round(self) -> None:
-        """Retry what is due. The first try without an answer ends the round: the next would meet the same silence."""
+        """Retry what is due. The first try without an answer ends the round: the next would meet the same silence.
+
+        Time in which the process stood still does not count: an authority that stood still, too, or whose leader has
+        changed, has not expired the attempts in it.
+        """
+        now, before = self._runtime.now(), self._came_round
+        self._came_round = now
+        if now - before > STILL_SECONDS:
+            for given_up in list(self._given_up.values()):
+                given_up.forget_at += now - before
         for given_up in list(self._given_up.values()):
             now = self._runtime.now()
             late = now >= given_up.forget_at
@@ -134,9 +149,7 @@ class Settler:
                 continue
             answered = await self._try(given_up, now + timing.CALL_SECONDS)
             if late and given_up.secret in self._given_up:
-                # The authority should have expired it by now. It may not have, if everything stood still or its leader
-                # changed: hence the last try.
-                self.forget(given_up)
+                self.forget(given_up)  # the authority has expired it by now, or else that was the last try
             if not answered:
                 return
 
