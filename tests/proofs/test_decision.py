@@ -60,7 +60,7 @@ def test_a_planted_mistake_is_found(mistake: Mistake) -> None:
     assert any(each.counterexample() for each in first(mistake.planted()))
 
 
-def test_what_is_not_understood_fails() -> None:
+def test_an_expression_that_is_not_understood_fails() -> None:
     changed = Mistake("", "judge", "seq = 0 if announce", "seq = [0][0] if announce")
     with pytest.raises(NotUnderstood):
         list(theorems(changed.planted()))

@@ -199,7 +199,9 @@ def test_a_service_under_a_storm_deviates_nowhere(tmp_path: Path, capsys: pytest
         "torn {",
     ],
 )
-def test_a_file_that_is_no_trace_is_refused(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_trace_is_refused(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "trace").write_text(opened_line("default", ["namespace-order"], 0, 0.0) + line + "\n")
     assert main([str(tmp_path / "trace")]) == 2
     assert "line 2 is none of a trace" in capsys.readouterr().err

@@ -71,7 +71,7 @@ def test_one_that_leaves_the_middle_of_a_queue_lets_nobody_in(pair: Pair) -> Non
     step(granted(two, last))
 
 
-def test_who_is_granted_late_has_its_whole_ttl(zookeeper_url: str) -> None:
+def test_a_late_grant_has_its_whole_ttl(zookeeper_url: str) -> None:
     runtime = Shifted(RUNTIME)
     with opened(zookeeper_url, secrets.token_hex(8), runtime) as one:
         holder, waiter = asking(runtime, "orders"), asking(runtime, "orders", wait=True)
@@ -192,7 +192,7 @@ def test_a_name_that_somebody_deleted_is_revoked(pair: Pair, raw: Raw) -> None:
 
 
 # proves authority zookeeper: own-memory
-def test_who_has_the_secret_can_take_a_lease_over(pair: Pair) -> None:
+def test_another_client_with_the_secret_takes_a_lease_over(pair: Pair) -> None:
     """An ask or a renewal moves it into the session of that client. Its end only one client knows."""
     one, two = pair
     ask, waiter = asking(RUNTIME, "orders"), asking(RUNTIME, "orders", wait=True)
@@ -215,7 +215,7 @@ def test_who_has_the_secret_can_take_a_lease_over(pair: Pair) -> None:
         assert step(granted(third, ask)).token > token
 
 
-def test_what_was_taken_over_is_not_expired_by_its_first_owner(zookeeper_url: str) -> None:
+def test_the_first_owner_does_not_expire_a_lease_that_was_taken_over(zookeeper_url: str) -> None:
     namespace, ours = secrets.token_hex(8), Shifted(RUNTIME)
     with opened(zookeeper_url, namespace, ours) as one, opened(zookeeper_url, namespace) as two:
         ask, other = asking(RUNTIME, "orders"), asking(RUNTIME, "other")
@@ -359,7 +359,7 @@ def test_nodes_belong_to_their_credentials_alone(zookeeper_url: str, raw: Raw) -
         f"zookeeper://app:{SECRET}@h:x",
     ],
 )
-def test_what_is_no_address_is_misuse(url: str) -> None:
+def test_a_malformed_address_is_misuse(url: str) -> None:
     with pytest.raises(Misuse) as caught:
         fenced.Client(url)
     assert "sesame" not in str(caught.value)

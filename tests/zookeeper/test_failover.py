@@ -156,7 +156,7 @@ def test_a_frozen_leader_is_left(ensemble: ZooKeeperEnsemble) -> None:
         step(one.release(held))
 
 
-def test_who_asks_again_at_a_follower_that_lags_sees_what_was_done_before(
+def test_an_ask_at_a_lagging_follower_sees_earlier_releases(
     ensemble: ZooKeeperEnsemble,
 ) -> None:
     """Reads of a follower are old; a release that the leader has answered must not be missed."""

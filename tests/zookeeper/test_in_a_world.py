@@ -105,7 +105,7 @@ def places_after_a_withdrawal(kind: type[ZooKeeperAuthority]) -> int:
     return len(stage.leader.tree.nodes["/fenced/default/n/orders"].children)
 
 
-def test_what_is_withdrawn_has_no_place_even_if_its_ask_is_carried_out_later() -> None:
+def test_a_withdrawn_attempt_has_no_place_even_if_its_ask_is_carried_out_later() -> None:
     assert places_after_a_withdrawal(ZooKeeperAuthority) == 2
 
 
@@ -146,7 +146,7 @@ def places_after_moving_to_the_leader(kind: type[ZooKeeperAuthority]) -> int:
     return len(stage.leader.tree.nodes["/fenced/default/n/orders"].children)
 
 
-def test_what_is_withdrawn_at_the_leader_has_no_place_although_its_ask_was_ordered_before() -> None:
+def test_an_attempt_withdrawn_at_the_leader_has_no_place() -> None:
     assert places_after_moving_to_the_leader(ZooKeeperAuthority) == 2
 
 

@@ -130,7 +130,7 @@ def test_a_member_that_is_silent_is_left_for_another_within_one_call(server: Zoo
             assert runtime.now() - began < 30
 
 
-def test_who_has_little_time_breaks_no_connection_that_others_use() -> None:
+def test_a_caller_that_gives_up_leaves_the_connection_to_others() -> None:
     """The server is slow and answers: a caller who gives up leaves the connection to the others."""
     runtime = BlockingRuntime()
     ours, theirs = socket.socketpair()

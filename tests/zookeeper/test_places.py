@@ -97,7 +97,7 @@ def test_a_cut_while_a_lease_is_released_to_a_waiter_is_one_grant(two_ways: Ways
     assert step(granted(two, last)).token > grant.token
 
 
-def test_who_has_a_place_and_cannot_go_on_is_not_told_that_nothing_happened(
+def test_an_ask_that_made_its_places_is_never_unavailable(
     two_ways: Ways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its place was made; the next request of the same ask finds no server. `Unavailable` would leave a ghost."""
@@ -169,7 +169,7 @@ def test_one_ahead_that_leaves_between_the_look_and_the_watch_is_noticed(
     step(granted(one, last))
 
 
-def test_who_is_first_at_one_of_its_names_keeps_it_from_those_behind(pair: Pair) -> None:
+def test_a_waiter_first_at_one_name_keeps_it_from_those_behind(pair: Pair) -> None:
     """A waiter for two names is already first at one of them, and gets the other from a release of its own client."""
     one, two = pair
     holder, other = asking(RUNTIME, "orders"), asking(RUNTIME, "stock")
