@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
-from fenced.leases.rules import NAMESPACE_ORDER, QUEUE_MAX, holder_text, made_final, no_namespace
+from fenced.leases.pooled import WaitingAttempts
+from fenced.leases.rules import NAMESPACE_ORDER, QUEUE_MAX, holder_text, no_namespace
 from fenced.net.pool import ConnectionBroken, Pool
 from fenced.stores.postgresql import address
 from fenced.stores.postgresql.authority import answers
@@ -27,7 +28,6 @@ from fenced.values.model import (
     ReleaseAnswer,
     RenewAnswer,
     Standing,
-    Waiting,
     check_floor,
     check_name,
     grant_id,
@@ -120,7 +120,7 @@ class PostgresqlAuthority:
         self._listeners: set[LibpqConnection] = set()
         """Contains the listener even before it is connected, so that `interrupt` can interrupt connecting."""
         self._cannot_listen = self._address.listen is None
-        self._waiting: set[str] = set()
+        self._waiting = WaitingAttempts()
         self._interrupted = self._runtime.wakeup()
 
     async def _connect(self, until: float) -> LibpqConnection:
@@ -236,19 +236,8 @@ class PostgresqlAuthority:
     # The operations.
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
-        public, broken = grant_id(ask.secret), self._sessions.broken
         until = timing.call_until(self._runtime.now(), until)
-        if ask.wait:
-            self._waiting.add(
-                public
-            )  # before it is sent: `next_wakeups` checks all waiters when it begins to listen
-        answer: AskAnswer | None = None
-        try:
-            answer = await self._ask(ask, public, until)
-        finally:
-            if not isinstance(answer, Waiting):
-                self._waiting.discard(public)
-        return answer if broken == self._sessions.broken else await made_final(answer, ask, self, until)
+        return await self._waiting.asked(ask, self._ask, self, self._sessions, until)
 
     async def _ask(self, ask: Ask, public: str, until: float) -> AskAnswer:
         rows = await self._run(
@@ -297,7 +286,7 @@ class PostgresqlAuthority:
 
     async def _end(self, query: str, secret: str, how: bytes, until: float | None) -> ReleaseAnswer:
         public = grant_id(secret)
-        self._waiting.discard(public)
+        self._waiting.pop(public, None)
         rows = await self._run(
             query, self._namespace, public.encode(), secret.encode(), how, _REMEMBER, until=until
         )

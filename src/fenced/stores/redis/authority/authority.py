@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from fenced.errors import FencedError, Misconfigured
-from fenced.leases.rules import NAMESPACE_ORDER, made_final, no_namespace, reused_attempt
+from fenced.leases.pooled import WaitingAttempts
+from fenced.leases.rules import NAMESPACE_ORDER, no_namespace, reused_attempt
 from fenced.net.pool import Pool, Wires
 from fenced.stores.redis.address import RedisAddress, redis_address
 from fenced.stores.redis.authority import replies, settings
@@ -118,7 +119,7 @@ class RedisAuthority:
         self._wires: Wires[RedisWire] = Wires()
         self._pool = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
         self._renewals = Pool(runtime, self._connect, limit=1, where=self.url)
-        self._waiting: dict[str, None] = {}
+        self._waiting = WaitingAttempts()
         self._wakeups = RedisWakeups(self._make, runtime, self._namespace, self.url)
         self._ask, self._release = self._scripts["ask"], self._scripts["release"]
         self._ask_opening, self._release_opening = self._ask.opening(6), self._release.opening(3) + b"$32\r\n"
@@ -231,18 +232,8 @@ class RedisAuthority:
     # The operations.
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
-        public, broken = grant_id(ask.secret), self._pool.broken
         until = timing.call_until(self._runtime.now(), until)
-        if ask.wait:
-            # Before it is sent: `next_wakeups` checks all waiters when it begins to listen.
-            self._waiting[public] = None
-        answer: AskAnswer | None = None
-        try:
-            answer = await self._asked(ask, public, until)
-        finally:
-            if not isinstance(answer, Waiting):
-                self._waiting.pop(public, None)
-        return answer if broken == self._pool.broken else await made_final(answer, ask, self, until)
+        return await self._waiting.asked(ask, self._asked, self, self._pool, until)
 
     async def _asked(self, ask: Ask, public: str, until: float) -> AskAnswer:
         request = b"%b%b\r\n" % (
@@ -391,5 +382,5 @@ class RedisAuthority:
         self._wires.forked()
         self._pool.forked()
         self._renewals.forked()
-        self._waiting = {}
+        self._waiting = WaitingAttempts()
         self._wakeups.forked()
