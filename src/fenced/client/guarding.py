@@ -7,21 +7,44 @@ from typing import TYPE_CHECKING, Protocol
 
 from fenced.client import registry
 from fenced.client.leases import AsyncLease, Lease
-from fenced.errors import Misuse, shown
+from fenced.errors import LeaseLost, Misuse, shown
 from fenced.guards.answers import entered_again, one_stamp
 from fenced.proofs import Proof
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.values.contracts import Versioned
+from fenced.values.contracts import Runtime, Versioned
 from fenced.values.model import Credential, Stamp, check_name, check_realm
 
 if TYPE_CHECKING:
     from fenced.runtime.aio import AioRuntime
 
-Fence = Lease | AsyncLease | Stamp | Proof
+
+class StampedGrant(Protocol):
+    """What makes the stamps of an operation, and knows until when: a grant, or a claim under one."""
+
+    runtime: Runtime
+    realm: str
+    names: tuple[str, ...]
+    token: int
+    grant: str
+    hold_until: float | None
+    released: bool
+
+    def next_stamp(self) -> Stamp: ...
+    def announcement(self) -> Stamp: ...
+    def error_if_lost(self) -> LeaseLost | None: ...
+
+
+class ClaimFence:
+    """A claimed row: guards take it where they take a lease."""
+
+    _grant: StampedGrant
+
+
+Fence = Lease | AsyncLease | Stamp | Proof | ClaimFence
 """What an operation is fenced with: the lease that makes the next stamp, or a stamp as it is, or a proven one."""
 Fences = Fence | Sequence[Fence]
 """One of these, or several at once."""
-_LEASES = (Lease, AsyncLease)
+_LEASES = (Lease, AsyncLease, ClaimFence)
 
 
 def credential(
@@ -97,14 +120,14 @@ def is_announced(fence: Fences, names: tuple[str, ...], marks: Announcer) -> boo
 
 def _stamp(fence: object, announcing: bool) -> Stamp:
     if isinstance(fence, _LEASES):
-        return fence.announcement() if announcing else fence.next_stamp()
+        return fence._grant.announcement() if announcing else fence._grant.next_stamp()
     stamp = fence.stamp if isinstance(fence, Proof) else fence
     if not isinstance(stamp, Stamp):
         raise _no_fence(fence)
     return stamp.announcing() if announcing else stamp
 
 
-def _hold_left(lease: Lease | AsyncLease) -> float | None:
+def _hold_left(lease: Lease | AsyncLease | ClaimFence) -> float | None:
     grant = lease._grant
     return None if grant.hold_until is None else grant.hold_until - grant.runtime.now()
 

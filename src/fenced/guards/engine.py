@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from fenced.errors import FencedError
+from fenced.guards.claims import ClaimTable
 from fenced.guards.spec import Spec
 from fenced.values.contracts import Colour, Operator, UnitOfWork
 from fenced.values.decision import Mark
@@ -94,6 +95,8 @@ class Driver(NamedTuple):
     session: Callable[[Any], Any]
     """From a connection."""
     direct: Direct | None = None
+    claims: Callable[[Spec, Any, Any], ClaimTable] | None = None
+    """From a Spec, what `table` has made, and its session."""
 
 
 ConnectionClass = tuple[str, str]

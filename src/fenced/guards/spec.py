@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from uuid import UUID
 
 from fenced.errors import Misuse, shown
 from fenced.guards.answers import DEFAULT_RULE, check_rule
+from fenced.guards.claims import COLUMNS, Claiming, Columns, Constant
 from fenced.values.decision import Rule
 from fenced.values.model import check_name
 
@@ -26,6 +27,19 @@ def check_identifier(name: object, what: str) -> str:
     return name
 
 
+def check_constants(columns: Mapping[str, Constant] | None, what: str) -> Columns:
+    """Columns and constants that a statement sets."""
+    found = []
+    for name, value in (columns or {}).items():
+        check_identifier(name, f"a column in {what}")
+        if name in COLUMNS:
+            raise Misuse(f"{what} sets columns of the program, and {name} is the guard's")
+        if not (value is None or isinstance(value, str | int)):
+            raise Misuse(f"{what} sets columns to a str, an int, a bool or None, not to {shown(value)}")
+        found.append((name, value))
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Spec:
     """What a guard protects: a table, the name that covers a row, and the rule.
@@ -40,6 +54,8 @@ class Spec:
     name: str
     rule: Rule | None = None
     epoch: str | None = None
+    claims: Claiming | None = None
+    """The rows themselves are claimed, and are the marks."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.table, str):
@@ -62,6 +78,8 @@ class Spec:
         check_name(_FIELD.sub("x", self.name))
         if "$" in self.name:
             raise Misuse(f"a template holds no dollar sign: {shown(self.name)}")
+        if self.claims is not None and check_identifier(self.claims.key, "key") not in self.columns:
+            raise Misuse(f"the name of a claimed row holds its key, as in 'runs/{{id}}': {shown(self.name)}")
 
     @property
     def installs(self) -> Rule:
@@ -109,7 +127,8 @@ def literal(text: str) -> str:
 def described(spec: Spec, mandatory: bool) -> str:
     """What an installed guard stores about its table, for a message."""
     epoch = f", epoch column {spec.epoch}" if spec.epoch else ""
-    return f"{spec.name}, rule {spec.installs}{epoch}{'' if mandatory else ', without triggers'}"
+    claims = f", claims where {spec.claims.ready} by {spec.claims.order}" if spec.claims else ""
+    return f"{spec.name}, rule {spec.installs}{epoch}{claims}{'' if mandatory else ', without triggers'}"
 
 
 def asks_for(spec: Spec, mandatory: bool) -> str:

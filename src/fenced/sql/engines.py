@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from fenced.client import registry
 from fenced.errors import Unsupported, shown
+from fenced.guards.claims import ClaimTable
 from fenced.guards.engine import ConnectionClass, Driver, Engine, TableGuard
 from fenced.guards.spec import Spec
 from fenced.sql.frameworks import FRAMEWORKS, Found
@@ -23,6 +24,12 @@ class OnConnection(NamedTuple):
 
     def table(self, spec: Spec, mandatory: bool) -> TableGuard:
         return self.driver.table(spec, self.driver.session(self.connection), mandatory)
+
+    def claims(self, spec: Spec) -> ClaimTable:
+        if self.driver.claims is None:
+            raise Unsupported(f"claims do not work on {shown(type(self.connection))}")
+        session = self.driver.session(self.connection)
+        return self.driver.claims(spec, self.driver.table(spec, session, True), session)
 
 
 def on(connection: object, colour: Colour) -> OnConnection:

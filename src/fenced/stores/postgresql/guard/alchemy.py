@@ -72,6 +72,21 @@ class AlchemySession:
         with self._own_connection() as connection, connection.begin():
             return _execute(connection, sql, parameters)
 
+    def place(self, number: int) -> str:
+        return f"${number}" if "asyncpg" in self._bind.dialect.driver else "%s"
+
+    async def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
+        return await self._do(lambda: self._records(sql, parameters))
+
+    def _records(self, sql: str, parameters: Sequence[object]) -> list[dict[str, Any]]:
+        if self.state() == "open":
+            return _mappings(self._connection(), sql, parameters)
+        with self._own_connection() as connection, connection.begin():
+            return _mappings(connection, sql, parameters)
+
+    async def notified(self, channel: str, payload: str, seconds: float) -> bool | None:
+        return None
+
     def _connection(self) -> Connection:
         return self._target if isinstance(self._target, Connection) else self._target.connection()
 
@@ -177,6 +192,12 @@ def _execute(connection: Connection, sql: str, parameters: Sequence[object] = ()
     else:
         result = connection.exec_driver_sql(sql, execution_options={"no_parameters": True})
     return [tuple(row) for row in result] if result.returns_rows else []
+
+
+def _mappings(connection: Connection, sql: str, parameters: Sequence[object]) -> list[dict[str, Any]]:
+    options = {} if parameters else {"execution_options": {"no_parameters": True}}
+    result = connection.exec_driver_sql(sql, tuple(parameters) or None, **options)
+    return [dict(row) for row in result.mappings()] if result.returns_rows else []
 
 
 @lru_cache(maxsize=64)

@@ -45,6 +45,20 @@ class DjangoSession:
             cursor.execute(sql, parameters or None)
             return cursor.fetchall() if cursor.description else []
 
+    def place(self, number: int) -> str:
+        return "%s"
+
+    async def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql, parameters or None)
+            if not cursor.description:
+                return []
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    async def notified(self, channel: str, payload: str, seconds: float) -> bool | None:
+        return None
+
     async def run_all(self, statements: Sequence[str]) -> None:
         for statement in statements:
             await self.run(statement)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fenced.errors import FencedError, Misuse, redacted, shown
+from fenced.guards.claims import ClaimTable
 from fenced.guards.engine import ConnectionClass, Driver, Engine
+from fenced.guards.spec import Spec
 from fenced.values.contracts import Colour
 from fenced.values.sqlfile import load
 
@@ -17,44 +19,50 @@ if TYPE_CHECKING:
     from fenced.stores.postgresql.guard.operator import PostgresqlOperator
 
 
+def _claims(spec: Spec, table: Any, session: Any) -> ClaimTable:
+    from fenced.stores.postgresql.guard.claims import PostgresqlClaims
+
+    return PostgresqlClaims(spec, table, session)
+
+
 def _psycopg() -> Driver:
     from fenced.stores.postgresql.guard.sessions import PsycopgSession
     from fenced.stores.postgresql.guard.tables import PostgresqlTable
 
-    return Driver(PostgresqlTable, PsycopgSession)
+    return Driver(PostgresqlTable, PsycopgSession, claims=_claims)
 
 
 def _async_psycopg() -> Driver:
     from fenced.stores.postgresql.guard.sessions import AsyncPsycopgSession
     from fenced.stores.postgresql.guard.tables import PostgresqlTable
 
-    return Driver(PostgresqlTable, AsyncPsycopgSession)
+    return Driver(PostgresqlTable, AsyncPsycopgSession, claims=_claims)
 
 
 def _asyncpg() -> Driver:
     from fenced.stores.postgresql.guard.sessions import AsyncpgSession
     from fenced.stores.postgresql.guard.tables import PostgresqlTable
 
-    return Driver(PostgresqlTable, AsyncpgSession)
+    return Driver(PostgresqlTable, AsyncpgSession, claims=_claims)
 
 
 def _alchemy() -> Driver:
     from fenced.stores.postgresql.guard.alchemy import AlchemySession, AlchemyTable
 
-    return Driver(AlchemyTable, AlchemySession)
+    return Driver(AlchemyTable, AlchemySession, claims=_claims)
 
 
 def _async_alchemy() -> Driver:
     from fenced.stores.postgresql.guard.alchemy import AlchemyTable, AsyncAlchemySession
 
-    return Driver(AlchemyTable, AsyncAlchemySession)
+    return Driver(AlchemyTable, AsyncAlchemySession, claims=_claims)
 
 
 def _django() -> Driver:
     from fenced.stores.postgresql.guard.django import DjangoSession
     from fenced.stores.postgresql.guard.tables import PostgresqlTable
 
-    return Driver(PostgresqlTable, DjangoSession)
+    return Driver(PostgresqlTable, DjangoSession, claims=_claims)
 
 
 class PostgresqlEngine:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as with_claims
+
 from fenced.errors import Misconfigured, Misuse, Unsupported
+from fenced.guards.claims import Claiming
 from fenced.guards.engine import Registered
 from fenced.guards.spec import Spec, asks_for, literal, may_meet
-from fenced.stores.postgresql.guard import schema
+from fenced.stores.postgresql.guard import claiming, schema
 from fenced.stores.postgresql.guard.schema import Runs
 from fenced.stores.postgresql.guard.triggers import (
     DIGEST,
@@ -130,6 +133,8 @@ async def script(
     if there:
         await _refuse_mixed_rules(spec, session)
         ((proof,),) = await session.run("SELECT proof FROM fenced_guard.trust")
+    if spec.claims is not None:
+        return await _claims_script(spec, table, mode, session, there=there, proof=proof, replace=replace)
     guard = guard_of(spec)
     makes_epoch = spec.epoch is not None and spec.epoch not in table.kinds
     adopts_epoch = spec.epoch is not None and not makes_epoch and mandatory and not value_is_made
@@ -145,12 +150,59 @@ async def script(
         f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",  # before a migration locks the guards' own tables
         *await schema.upgrade(session),
         *_registration(spec, mandatory, makes_epoch, mode, replace),
+        *await _leftovers(spec, session),
         *columns,
         *(triggers(Names(spec, table), table, proof) if mandatory else without_triggers(guard)),
         *([_refuse_values(guard, spec.epoch)] if adopts_epoch and spec.epoch else []),
         schema.SCHEMA.owned,
         _RESTORE_SETTINGS,
     ]
+
+
+async def _claims_script(
+    spec: Spec,
+    table: TableShape,
+    mode: Mode | None,
+    session: Runs,
+    *,
+    there: bool,
+    proof: bool,
+    replace: bool,
+) -> list[str]:
+    assert spec.claims is not None
+    guard = guard_of(spec)
+    if proof:
+        raise Unsupported("proofs are required in this database, and claims carry none")
+    claiming.check_shape(spec, spec.claims, table)
+    await claiming.check_key(spec, spec.claims, session)
+    claims = await claiming.resolved(spec.claims, session, there=there)
+    spec = with_claims(spec, claims=claims)
+    return [
+        _KEEP_SETTINGS,
+        "SET LOCAL search_path = pg_catalog, pg_temp",
+        f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",
+        *await schema.upgrade(session),
+        *_registration(spec, True, False, mode, replace),
+        *await _leftovers(spec, session),
+        claiming.columns(guard),
+        *claiming.indexes(guard, claims),
+        *claiming.triggers(Names(spec, table), table, claims),
+        schema.SCHEMA.owned,
+        _RESTORE_SETTINGS,
+    ]
+
+
+async def _leftovers(spec: Spec, session: Runs) -> list[str]:
+    """Drop the triggers of a guard of the other kind: only `replace` puts one in the place of the other."""
+    found = await schema.look(session)
+    if found is None:
+        return []
+    claims = "claims IS NOT NULL" if found.schema.version >= schema.WITH_CLAIMS else "false"
+    installed = await session.run(
+        f"SELECT {claims} FROM fenced_guard.guard WHERE guard = {literal(guard_of(spec))}"
+    )
+    other = installed and installed[0][0] is not (spec.claims is not None)
+    return without_triggers(guard_of(spec)) if other else []
 
 
 def _refuse_values(guard: str, epoch: str) -> str:
@@ -194,7 +246,7 @@ def _registration(
     epoch = "NULL" if spec.epoch is None else literal(spec.epoch)
     values = (
         f"{literal(guard)}, {literal(spec.name)}, '{spec.installs}', {mandatory}, {epoch}, {makes_epoch}, "
-        f"{literal(counter)}, '{DIGEST}'"
+        f"{literal(counter)}, '{digest_of(spec)}', {_claims(spec)}"
     )
     first = (
         f"SELECT fenced_guard.set_mode({literal(guard)}, '{mode or 'observe'}') WHERE {bool(mode)} OR NOT EXISTS "
@@ -204,7 +256,7 @@ def _registration(
         # First, because it waits for a concurrent installation of this guard. The next statements see what it did.
         (
             "INSERT INTO fenced_guard.guard "
-            f"(guard, template, rule, mandatory, epoch, epoch_made, refused, triggers) VALUES ({values}) "
+            f"(guard, template, rule, mandatory, epoch, epoch_made, refused, triggers, claims) VALUES ({values}) "
             "ON CONFLICT (guard) DO NOTHING"
         ),
         *([] if replace else [_refuse_another(spec, mandatory)]),
@@ -212,7 +264,7 @@ def _registration(
         (
             f"UPDATE fenced_guard.guard SET template = {literal(spec.name)}, rule = '{spec.installs}', "
             f"mandatory = {mandatory}, epoch = {epoch}, epoch_made = epoch_made OR {makes_epoch}, "
-            f"triggers = '{DIGEST}' WHERE guard = {literal(guard)}"
+            f"triggers = '{digest_of(spec)}', claims = {_claims(spec)} WHERE guard = {literal(guard)}"
         ),
         (
             "INSERT INTO fenced_guard.history (guard, what, detail) SELECT guard, 'install', jsonb_build_object("
@@ -223,6 +275,15 @@ def _registration(
     ]
 
 
+def digest_of(spec: Spec) -> str:
+    """Of the statements that make the triggers of such a guard."""
+    return DIGEST if spec.claims is None else claiming.DIGEST
+
+
+def _claims(spec: Spec) -> str:
+    return "NULL" if spec.claims is None else claiming.constant(str(spec.claims))
+
+
 def _refuse_another(spec: Spec, mandatory: bool) -> str:
     """Refuse to change an installed guard: its writers would be judged by another name or rule from one statement to
     the next. The statement is part of the script, because the script may run later and on another database."""
@@ -231,10 +292,10 @@ def _refuse_another(spec: Spec, mandatory: bool) -> str:
     says = f"{literal(f'fenced: {guard} is guarded under ')}, v_live, {literal('; ' + asks_for(spec, mandatory))}"
     return (
         "DO $fenced$ DECLARE\n  v_live text;\nBEGIN\n"
-        "  SELECT concat(template, ', rule ', rule, ', epoch column ' || epoch,\n"
+        "  SELECT concat(template, ', rule ', rule, ', epoch column ' || epoch, ', claims ' || claims,\n"
         "    CASE WHEN NOT mandatory THEN ', without triggers' END) INTO v_live FROM fenced_guard.guard\n"
-        f"  WHERE guard = {literal(guard)} AND (template, rule, mandatory, epoch)\n"
-        f"    IS DISTINCT FROM ({literal(spec.name)}, '{spec.installs}', {mandatory}, {epoch});\n"
+        f"  WHERE guard = {literal(guard)} AND (template, rule, mandatory, epoch, claims)\n"
+        f"    IS DISTINCT FROM ({literal(spec.name)}, '{spec.installs}', {mandatory}, {epoch}, {_claims(spec)});\n"
         "  IF FOUND THEN RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',\n"
         f"    MESSAGE = concat({says}); END IF;\n"
         "END $fenced$"
@@ -243,12 +304,17 @@ def _refuse_another(spec: Spec, mandatory: bool) -> str:
 
 async def registered(session: Runs) -> list[Registered]:
     """Every guard of this database."""
-    if await schema.look(session) is None:
+    installed = await schema.look(session)
+    if installed is None:
         return []
+    claims = "claims" if installed.schema.version >= schema.WITH_CLAIMS else "NULL"
     found = await session.run(
-        "SELECT guard, template, rule, epoch, mandatory FROM fenced_guard.guard ORDER BY guard"
+        f"SELECT guard, template, rule, epoch, mandatory, {claims} FROM fenced_guard.guard ORDER BY guard"
     )
-    return [Registered(Spec(*spec), mandatory) for *spec, mandatory in found]
+    return [
+        Registered(Spec(guard, template, rule, epoch, Claiming.parse(claims) if claims else None), mandatory)
+        for guard, template, rule, epoch, mandatory, claims in found
+    ]
 
 
 async def users_of(guard: str, session: Runs, *, readers: bool) -> list[str]:

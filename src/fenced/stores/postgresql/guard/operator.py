@@ -14,7 +14,7 @@ from fenced.errors import Misconfigured, Misuse
 from fenced.guards.answers import check_pattern
 from fenced.guards.spec import Spec
 from fenced.proofs import HmacKey, VerifyingKey, check_key_id
-from fenced.stores.postgresql.guard import install, schema
+from fenced.stores.postgresql.guard import claiming, install, schema
 from fenced.stores.postgresql.guard.install import LOCK_TIMEOUT
 from fenced.stores.postgresql.guard.refusals import IN_THE_LOG
 from fenced.stores.postgresql.guard.sessions import PostgresqlSession
@@ -89,10 +89,10 @@ class PostgresqlOperator(Operator):
         children = _by_guard(await self._run("children"))
         bypass = _by_guard(await self._run("bypass", may_replicate=await self._may_replicate()))
         found = []
-        for guard, template, rule, mandatory, epoch, refused, made, oid in chosen:
+        for guard, template, rule, mandatory, epoch, refused, made, oid, claims in chosen:
             ((marks, highest),) = await self._run("marks", names=text_literal(_names(template)))
             gone = ["the table was dropped or renamed"] if oid is None else []
-            if mandatory and made != DIGEST:
+            if mandatory and made != (claiming.DIGEST if claims else DIGEST):
                 gone.append(f"its triggers are those of another version of fenced: {schema.UPGRADE}")
             gone += [
                 f"table {child} inherits from it, and its rows are not guarded"
@@ -134,16 +134,14 @@ class PostgresqlOperator(Operator):
         try:
             if await schema.look(self._session) is None:
                 raise Misconfigured("no guard is installed in this database: fenced guard install")
-            guards = await self._session.run(
-                "SELECT guard, template, rule, epoch, mandatory FROM fenced_guard.guard ORDER BY guard"
-            )
+            guards = await install.registered(self._session)
         except Exception as error:
             raise wrapped(error) from error
         finally:
             await rollback_quietly(self._session)
-        for table, template, rule, epoch, mandatory in guards:
-            await PostgresqlTable(Spec(table, template, rule, epoch), self._session, mandatory).install(None)
-        return [guard for guard, *_ in guards]
+        for spec, mandatory in guards:
+            await PostgresqlTable(spec, self._session, mandatory).install(None)
+        return [spec.table for spec, _ in guards]
 
     async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
         """The newest lines of the audit, the newest last."""
@@ -271,11 +269,7 @@ class PostgresqlOperator(Operator):
 
     async def _require_proofs(self, required: bool) -> None:
         await self._session.run(f"SELECT fenced_guard.require_proofs({bool(required)})")
-        guards = await self._session.run(
-            "SELECT guard, template, rule, epoch, mandatory FROM fenced_guard.guard ORDER BY guard"
-        )
-        for table, template, rule, epoch, mandatory in guards:
-            spec = Spec(table, template, rule, epoch)
+        for spec, mandatory in await install.registered(self._session):
             for statement in await install.script(spec, None, self._session, mandatory=mandatory):
                 await self._session.run(statement)
 

@@ -3,7 +3,7 @@ SELECT clock_timestamp(), realm, max_jump, sample, proof, fenced_guard.unrecorde
 
 -- guards: The guarded tables. The oid is NULL for a table that was dropped or renamed.
 SELECT g.guard, g.template, g.rule, g.mandatory, g.epoch,
-  fenced_guard.refusals(g.guard), g.triggers, fenced_guard.relation(g.guard)::bigint
+  fenced_guard.refusals(g.guard), g.triggers, fenced_guard.relation(g.guard)::bigint, g.claims IS NOT NULL
 FROM fenced_guard.guard g ORDER BY 1
 
 -- outboxes: Tables of messages: guards without triggers, and the columns that fenced.messages makes.

@@ -72,6 +72,8 @@ _MEANING: dict[str, tuple[type[FencedError], str]] = {
     "42704": (Misconfigured, ""),
     "55000": (Misconfigured, ""),
     "55006": (Misuse, "; run SET CONSTRAINTS ALL IMMEDIATE first, or do this in a separate transaction"),
+    "ZFA01": (Misconfigured, ""),
+    "ZFA02": (Misconfigured, ""),
     "3F000": (Misconfigured, "; no guard is installed in this database: fenced guard install"),
     "42883": (
         Misconfigured,

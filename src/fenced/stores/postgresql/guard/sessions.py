@@ -27,6 +27,15 @@ class PostgresqlSession(Protocol):
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run a statement in the open transaction, and return its rows."""
 
+    def place(self, number: int) -> str:
+        """How the driver writes the parameter with this number, from 1 on."""
+
+    async def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
+        """The same as `run`, with the names of the columns."""
+
+    async def notified(self, channel: str, payload: str, seconds: float) -> bool | None:
+        """Wait until another session notifies, at most so long. None: the driver cannot."""
+
     async def run_all(self, statements: Sequence[str]) -> None:
         """Run statements in the open transaction. One of them may be a text of several."""
 
@@ -104,6 +113,26 @@ class PsycopgSession:
             cursor.execute(sql.encode(), parameters or None)
             return cursor.fetchall() if cursor.description else []
 
+    def place(self, number: int) -> str:
+        return "%s"
+
+    async def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
+        from psycopg.rows import dict_row
+
+        with self.connection.cursor(row_factory=dict_row) as cursor:
+            cursor.execute(sql.encode(), parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    async def notified(self, channel: str, payload: str, seconds: float) -> bool | None:
+        if (
+            not self.connection.autocommit
+        ):  # LISTEN begins with the COMMIT, and notifications come between transactions
+            return None
+        await self._execute(f"LISTEN {channel}".encode())
+        return any(
+            note.payload == payload for note in self.connection.notifies(timeout=seconds, stop_after=1)
+        )
+
     async def run_all(self, statements: Sequence[str]) -> None:
         await self._execute(_script(*statements).encode())
 
@@ -156,6 +185,22 @@ class AsyncPsycopgSession(PsycopgSession):
             await cursor.execute(sql.encode(), parameters or None)
             return await cursor.fetchall() if cursor.description else []
 
+    async def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
+        from psycopg.rows import dict_row
+
+        async with self.connection.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(sql.encode(), parameters or None)
+            return await cursor.fetchall() if cursor.description else []
+
+    async def notified(self, channel: str, payload: str, seconds: float) -> bool | None:
+        if not self.connection.autocommit:
+            return None
+        await self._execute(f"LISTEN {channel}".encode())
+        heard = False
+        async for note in self.connection.notifies(timeout=seconds, stop_after=1):
+            heard = heard or note.payload == payload
+        return heard
+
 
 class AsyncpgSession:
     """An asyncpg connection, or one from its pool. We send BEGIN, so `transaction()` cannot be used inside."""
@@ -179,6 +224,30 @@ class AsyncpgSession:
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in await self.connection.fetch(sql, *parameters)]
+
+    def place(self, number: int) -> str:
+        return f"${number}"
+
+    async def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
+        return [dict(row) for row in await self.connection.fetch(sql, *parameters)]
+
+    async def notified(self, channel: str, payload: str, seconds: float) -> bool | None:
+        import asyncio
+
+        heard = asyncio.Event()
+
+        def listen(*note: Any) -> None:
+            if note[-1] == payload:
+                heard.set()
+
+        await self.connection.add_listener(channel, listen)
+        try:
+            await asyncio.wait_for(heard.wait(), seconds)
+        except TimeoutError:
+            return False
+        finally:
+            await self.connection.remove_listener(channel, listen)
+        return True
 
     async def run_all(self, statements: Sequence[str]) -> None:
         await self.connection.execute(_script(*statements))

@@ -228,6 +228,34 @@ class PostgresqlTable:
                 "this connection is in a transaction already: commit it first, or use announce_within"
             )
 
+    async def enter_by(self, first: str) -> None:
+        """Begin a transaction with this statement of ours, which announces."""
+        self._expect_idle()
+        try:
+            await self._session.begin(first)
+        except BaseException as error:
+            answer = await self._undo(error)
+            if isinstance(error, Exception):
+                raise wrapped(error, answer) from error
+            raise
+
+    async def part(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run statements of ours: in the program's transaction if there is one, and else in one of their own.
+
+        Outside of the program's transaction a refusal is recorded. Inside, the program rolls back, or `leave` does.
+        """
+        joins = _is_open(self._session)
+        try:
+            found = await work()
+            if not joins and self._session.state() == "open":  # the driver has begun one implicitly
+                await self._session.commit()
+            return found
+        except BaseException as error:
+            answer = read(error) if joins else await self._undo(error)
+            if isinstance(error, Exception):
+                raise wrapped(error, answer) from error
+            raise
+
     async def _begin(self, credential: Credential, repeats: bool) -> None:
         await self._session.begin(self._announcement(credential, repeats=repeats))
 

@@ -247,7 +247,7 @@ def triggers(names: Names, table: TableShape, proof: bool) -> list[str]:
     whole, epoch = (object_of(guard, what) for what in ("truncate", "epoch"))
     everything = literal(spec.name) if not spec.columns else "NULL"
     statements = [
-        _function(whole, f"PERFORM fenced_guard.decide({literal(guard)}, {everything});\n  RETURN NULL;"),
+        function_of(whole, f"PERFORM fenced_guard.decide({literal(guard)}, {everything});\n  RETURN NULL;"),
         *_row_triggers(names, table, proof),
         *([] if table.child else _statement_triggers(names, table, proof)),
     ]
@@ -266,7 +266,7 @@ def _statement_triggers(names: Names, table: TableShape, proof: bool) -> list[st
     for event, transitions in EVENTS.items():
         function = object_of(guard, event)
         statements.append(
-            _function(function, _judged(names, event, table, proof), "v_name text; v_count bigint;")
+            function_of(function, _judged(names, event, table, proof), "v_name text; v_count bigint;")
         )
         referencing = " ".join(_TRANSITIONS[rows] for rows in transitions)
         statements += [
@@ -339,7 +339,7 @@ def _row_triggers(names: Names, table: TableShape, proof: bool) -> list[str]:
         f"TG_OP = 'DELETE' OR (TG_OP = 'UPDATE' AND ({names.moved}))" if spec.columns else "TG_OP = 'DELETE'"
     )
     statements = [
-        _function(
+        function_of(
             row,
             f"IF TG_OP <> 'DELETE' THEN PERFORM fenced_guard.decide({literal(guard)}, {names.name('NEW')}); END IF;\n"
             f"  IF {left} THEN PERFORM fenced_guard.decide({literal(guard)}, {names.name('OLD')}); END IF;\n"
@@ -402,13 +402,13 @@ def _epoch_triggers(names: Names, function: str, proof: bool) -> list[str]:
     made = "" if proof else f'WHEN (NEW."{spec.epoch}" IS DISTINCT FROM 0 OR {names.admits}) '
     head = "CREATE OR REPLACE TRIGGER fenced_epoch_{} BEFORE {} ON " + quoted(guard) + " FOR EACH ROW "
     return [
-        _function(function, body),
+        function_of(function, body),
         head.format("insert", "INSERT") + f"{made}EXECUTE FUNCTION {function}()",
         head.format("update", "UPDATE") + f"{changed}EXECUTE FUNCTION {function}()",
     ]
 
 
-def _function(name: str, body: str, variables: str = "") -> str:
+def function_of(name: str, body: str, variables: str = "") -> str:
     declared = f"DECLARE\n  {variables}\n" if variables else ""
     return (
         f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger\n"
@@ -422,7 +422,7 @@ def without_triggers(guard: str) -> list[str]:
     """Drop the functions; CASCADE drops their triggers on every table, detached partitions included."""
     return [
         f"DROP FUNCTION IF EXISTS {object_of(guard, what)}() CASCADE"
-        for what in ("row", "truncate", "epoch", *EVENTS)
+        for what in ("row", "truncate", "epoch", "notify", *EVENTS)
     ]
 
 

@@ -17,14 +17,16 @@ from fenced.values.schema import RELEASE, V0_1, Installed, Schema, SqlSchema, ch
 SCHEMA = SqlSchema(
     "fenced_guard",
     Path(__file__).parent,
-    version=3,
+    version=4,
     readable_by=1,
     files=(
         *("versions", "stamps", "decision", "crypto", "announce", "successors", "triggers"),
-        *("operators", "grants"),
+        *("claims", "operators", "grants"),
     ),
 )
 UPGRADE = "fenced guard upgrade"
+WITH_CLAIMS = 4
+"""The first version that knows guards of claims."""
 
 
 class Runs(Protocol):

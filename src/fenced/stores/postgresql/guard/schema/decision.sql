@@ -267,21 +267,29 @@ END $$;
 -- Refuse. The sequence that counts refusals and the message in the write-ahead log survive the rollback that follows.
 CREATE OR REPLACE FUNCTION fenced_guard.refuse(p_guard text, p_name text, p_stamp text, p_verdict text, p_mode text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM fenced_guard.refuse_by(p_guard, p_name, p_stamp, p_verdict, p_mode,
+    (SELECT m FROM fenced_guard.mark m WHERE m.name = p_name), NULL);
+END $$;
+
+-- The same, with the mark that decided, which is in a table or in the row itself, and a sentence of the caller.
+CREATE OR REPLACE FUNCTION fenced_guard.refuse_by(
+  p_guard text, p_name text, p_stamp text, p_verdict text, p_mode text, m fenced_guard.mark, p_says text
+) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  m fenced_guard.mark;
   v_token text := split_part(p_stamp, ':', 3);
   v_detail jsonb;
   v_says text;
   v_writer boolean := fenced_guard.may_write();
 BEGIN
-  SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name;
   v_detail := jsonb_build_object(
     'id', nextval('fenced_guard.record_id'), 'verdict', p_verdict, 'guard', p_guard, 'name', p_name, 'stamp', p_stamp, 'mark', m.token,
     'holder', CASE WHEN v_writer THEN m.grant_id END,
     'seq', m.seq, 'mode', p_mode, 'who', session_user, 'application', current_setting('application_name'),
     'address', host(inet_client_addr()), 'pid', pg_backend_pid()
   );
-  v_says := CASE p_verdict
+  v_says := coalesce(p_says, CASE p_verdict
     WHEN 'stale' THEN format('token %s is stale: %s has been seen', v_token,
       coalesce(m.token, (SELECT floor FROM fenced_guard.trust)))
     WHEN 'duplicate' THEN 'this grant has made its one operation (rule once)'
@@ -299,7 +307,7 @@ BEGIN
     WHEN 'invalid' THEN 'not a stamp that this rule can use'
     WHEN 'forged' THEN fenced_guard.why_forged(fenced_guard.parse(p_stamp))
     WHEN 'applied' THEN 'this operation was applied before; nothing was done'
-  END;
+  END);
   IF p_verdict = 'forged' THEN
     v_detail := v_detail || jsonb_build_object('says', v_says);
   END IF;
