@@ -46,6 +46,7 @@ MODULES = (
     "fenced.etcd",
     "fenced.zookeeper",
     "fenced.files",
+    "fenced.work",
     "fenced.testing",
     "fenced_testkit",
 )

@@ -12,7 +12,7 @@ from fenced.guards.claims import WorkStatus
 from fenced.sql import AsyncGuard
 from fenced.values import timing
 from fenced.work.claims import ClaimsBase
-from fenced.work.working import ClaimedBase, ClaimTransactionBase, Outcome, Work
+from fenced.work.working import ClaimedBase, ClaimTransactionBase, Outcome, ClaimingWork
 
 
 class AsyncClaims(ClaimsBase):
@@ -51,7 +51,7 @@ class AsyncClaims(ClaimsBase):
         max_hold: timing.Seconds | None = None,
     ) -> AsyncClaimWorker:
         """`async with claims.worker(client) as worker:` one lease, renewed in the background, for all its claims."""
-        work = Work(
+        work = ClaimingWork(
             self._spec,
             self._table,
             client._engine,
@@ -78,7 +78,7 @@ class AsyncClaims(ClaimsBase):
 class AsyncClaimWorker:
     """A worker: one lease, and its claims."""
 
-    def __init__(self, work: Work, client: AsyncClient) -> None:
+    def __init__(self, work: ClaimingWork, client: AsyncClient) -> None:
         self._work = work
         self._client = client  # keeps it alive
 
@@ -164,7 +164,7 @@ class AsyncClaimContext(EnteredOnce):
     """The block of one claim."""
 
     def __init__(
-        self, work: Work, db: Any, where: Mapping[str, object] | None, claimed: AsyncClaimedRow | None = None
+        self, work: ClaimingWork, db: Any, where: Mapping[str, object] | None, claimed: AsyncClaimedRow | None = None
     ) -> None:
         self._work = work
         self._db = db
@@ -197,7 +197,7 @@ class AsyncClaimTransaction(ClaimTransactionBase, EnteredOnce):
         await self._begin()
         try:
             for guard in self._guards:
-                await guard.announce_on(self._db, self._claimed)
+                await guard.announce_within(self._db, self._claimed)
         except BaseException as error:
             await self._leave(error)
             raise

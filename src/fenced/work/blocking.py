@@ -13,7 +13,7 @@ from fenced.runtime.blocking import step
 from fenced.sql import Guard
 from fenced.values import timing
 from fenced.work.claims import ClaimsBase
-from fenced.work.working import ClaimedBase, ClaimTransactionBase, Outcome, Work
+from fenced.work.working import ClaimedBase, ClaimTransactionBase, Outcome, ClaimingWork
 
 
 class Claims(ClaimsBase):
@@ -50,7 +50,7 @@ class Claims(ClaimsBase):
         max_hold: timing.Seconds | None = None,
     ) -> ClaimWorker:
         """`with claims.worker(client) as worker:` one lease, renewed in the background, for all its claims."""
-        work = Work(
+        work = ClaimingWork(
             self._spec,
             self._table,
             client._engine,
@@ -77,7 +77,7 @@ class Claims(ClaimsBase):
 class ClaimWorker:
     """A worker: one lease, and its claims."""
 
-    def __init__(self, work: Work, client: Client) -> None:
+    def __init__(self, work: ClaimingWork, client: Client) -> None:
         self._work = work
         self._client = client  # keeps it alive
 
@@ -158,7 +158,7 @@ class ClaimContext(EnteredOnce):
     """The block of one claim."""
 
     def __init__(
-        self, work: Work, db: Any, where: Mapping[str, object] | None, claimed: ClaimedRow | None = None
+        self, work: ClaimingWork, db: Any, where: Mapping[str, object] | None, claimed: ClaimedRow | None = None
     ) -> None:
         self._work = work
         self._db = db
@@ -191,7 +191,7 @@ class ClaimTransaction(ClaimTransactionBase, EnteredOnce):
         step(self._begin())
         try:
             for guard in self._guards:
-                guard.announce_on(self._db, self._claimed)
+                guard.announce_within(self._db, self._claimed)
         except BaseException as error:
             step(self._leave(error))
             raise

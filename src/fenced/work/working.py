@@ -54,7 +54,7 @@ class ClaimGrant:
         return self._lease.error_if_lost()
 
 
-class Work:
+class ClaimingWork:
     """One worker: its lease, and its claims on one table."""
 
     def __init__(
@@ -196,7 +196,7 @@ class Work:
 class ClaimedBase(ClaimFence):
     """A row that this worker has claimed: `run["column"]` is the row as it was then. Guards take it as a lease."""
 
-    def __init__(self, work: Work, row: Row) -> None:
+    def __init__(self, work: ClaimingWork, row: Row) -> None:
         self._work = work
         self._row = row
         name = work.spec.name_for(**{column: row[column] for column in work.spec.columns})

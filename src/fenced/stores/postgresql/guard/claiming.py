@@ -38,7 +38,7 @@ _STAMPED = (
     "NEW.claim_write > OLD.claim_write AND NEW.claim_write >> 20 = OLD.claim_token "
     "AND NEW.claim_token = OLD.claim_token AND (NEW.claim_holder = OLD.claim_holder OR NEW.claim_holder IS NULL)"
 )
-# The usual claim, in one statement: the lease is live, of the trusted realm, and this session knows its history.
+# The usual claim, in one statement: a live lease of the trusted realm, in a session that knows the history.
 _MINT = """SELECT n.floor + nextval('fenced.token') INTO NEW.claim_token
     FROM fenced.attempt a, fenced.namespace n, fenced_guard.trust t
     WHERE a.id = NEW.claim_holder AND a.state = 'granted' AND a.expires > clock_timestamp() AND n.id = a.namespace
