@@ -15,7 +15,7 @@ PLACES = ("postgresql", "elsewhere")
 
 
 @pytest.fixture(scope="session")
-def claimed_databases(postgresql_server: PostgresqlServer) -> Iterator[dict[str, str]]:
+def claimed_databases(postgresql_server: PostgresqlServer) -> dict[str, str]:
     """One database with claims for each kind of authority. Tests empty it for the next one."""
     made = {}
     for kind in ("postgresql", "elsewhere"):
@@ -23,7 +23,7 @@ def claimed_databases(postgresql_server: PostgresqlServer) -> Iterator[dict[str,
         with psycopg.connect(url, autocommit=True) as db:
             prepare(db, url, beside=kind == "postgresql")
         made[kind] = url
-    yield made
+    return made
 
 
 @pytest.fixture(params=PLACES)

@@ -107,7 +107,7 @@ def claimed(worker: ClaimWorker, db: Any, limit: int = 1) -> ClaimedRow:
 
 
 def row(db: Any, columns: str = "status, output", key: int = 1) -> tuple[Any, ...]:
-    found = db.execute(f"SELECT {columns} FROM runs WHERE id = {key}").fetchone()  # noqa: S608
+    found = db.execute(f"SELECT {columns} FROM runs WHERE id = {key}").fetchone()
     assert found is not None
     return tuple(found)
 

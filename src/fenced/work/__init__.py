@@ -36,3 +36,7 @@ __all__ = [
     "Claims",
     "WorkStatus",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

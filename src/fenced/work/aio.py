@@ -12,7 +12,7 @@ from fenced.guards.claims import WorkStatus
 from fenced.sql import AsyncGuard
 from fenced.values import timing
 from fenced.work.claims import ClaimsBase
-from fenced.work.working import ClaimedBase, ClaimTransactionBase, Outcome, ClaimingWork
+from fenced.work.working import ClaimedBase, ClaimingWork, ClaimTransactionBase, Outcome
 
 
 class AsyncClaims(ClaimsBase):
@@ -164,7 +164,11 @@ class AsyncClaimContext(EnteredOnce):
     """The block of one claim."""
 
     def __init__(
-        self, work: ClaimingWork, db: Any, where: Mapping[str, object] | None, claimed: AsyncClaimedRow | None = None
+        self,
+        work: ClaimingWork,
+        db: Any,
+        where: Mapping[str, object] | None,
+        claimed: AsyncClaimedRow | None = None,
     ) -> None:
         self._work = work
         self._db = db

@@ -13,7 +13,7 @@ from fenced.runtime.blocking import step
 from fenced.sql import Guard
 from fenced.values import timing
 from fenced.work.claims import ClaimsBase
-from fenced.work.working import ClaimedBase, ClaimTransactionBase, Outcome, ClaimingWork
+from fenced.work.working import ClaimedBase, ClaimingWork, ClaimTransactionBase, Outcome
 
 
 class Claims(ClaimsBase):
@@ -158,7 +158,11 @@ class ClaimContext(EnteredOnce):
     """The block of one claim."""
 
     def __init__(
-        self, work: ClaimingWork, db: Any, where: Mapping[str, object] | None, claimed: ClaimedRow | None = None
+        self,
+        work: ClaimingWork,
+        db: Any,
+        where: Mapping[str, object] | None,
+        claimed: ClaimedRow | None = None,
     ) -> None:
         self._work = work
         self._db = db
