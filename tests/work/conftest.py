@@ -11,7 +11,7 @@ import pytest
 from fenced_testkit.servers import PostgresqlServer
 from tests.work.places import EMPTY, Place, place_at, prepare
 
-PLACES = ("postgresql", "elsewhere")
+PLACES = ("postgresql", "elsewhere", "sqlite")
 
 
 @pytest.fixture(scope="session")

@@ -47,7 +47,7 @@ class Place:
         if self.engine == "postgresql":
             connection: Any = psycopg.connect(self.data, **{"autocommit": True, **options})
         else:
-            connection = sqlite3.connect(self.data, isolation_level=None, timeout=10)
+            connection = sqlite3.connect(self.data, isolation_level=None, timeout=10, check_same_thread=False)
         self.stack.callback(connection.close)
         return connection
 

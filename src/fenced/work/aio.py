@@ -9,7 +9,7 @@ from typing import Any
 from fenced.client.faces import AsyncClient
 from fenced.client.guarding import EnteredOnce
 from fenced.guards.claims import WorkStatus
-from fenced.sql import AsyncGuard
+from fenced.sql import AsyncAnnounced, AsyncGuard
 from fenced.values import timing
 from fenced.work.claims import ClaimsBase
 from fenced.work.working import ClaimedBase, ClaimingWork, ClaimTransactionBase, Outcome
@@ -195,13 +195,13 @@ class AsyncClaimTransaction(ClaimTransactionBase, EnteredOnce):
     def __init__(self, claimed: AsyncClaimedRow, db: Any, guards: Sequence[AsyncGuard]) -> None:
         super().__init__(claimed, db, claimed._work.tables(db))
         self._guards = guards
+        self._announced: list[AsyncAnnounced[Any]] = []
 
     async def __aenter__(self) -> Any:
         self._enter()
         await self._begin()
         try:
-            for guard in self._guards:
-                await guard.announce_within(self._db, self._claimed)
+            self._announced = [await guard.announce_within(self._db, self._claimed) for guard in self._guards]
         except BaseException as error:
             await self._leave(error)
             raise
@@ -210,4 +210,7 @@ class AsyncClaimTransaction(ClaimTransactionBase, EnteredOnce):
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if exc is None:
+            for announced in self._announced:
+                await announced.clear()  # SQLite's COMMIT fails while a stamp exists
         await self._leave(exc)

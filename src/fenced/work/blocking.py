@@ -10,7 +10,7 @@ from fenced.client.faces import Client
 from fenced.client.guarding import EnteredOnce
 from fenced.guards.claims import WorkStatus
 from fenced.runtime.blocking import step
-from fenced.sql import Guard
+from fenced.sql import Announced, Guard
 from fenced.values import timing
 from fenced.work.claims import ClaimsBase
 from fenced.work.working import ClaimedBase, ClaimingWork, ClaimTransactionBase, Outcome
@@ -189,13 +189,13 @@ class ClaimTransaction(ClaimTransactionBase, EnteredOnce):
     def __init__(self, claimed: ClaimedRow, db: Any, guards: Sequence[Guard]) -> None:
         super().__init__(claimed, db, claimed._work.tables(db))
         self._guards = guards
+        self._announced: list[Announced[Any]] = []
 
     def __enter__(self) -> Any:
         self._enter()
         step(self._begin())
         try:
-            for guard in self._guards:
-                guard.announce_within(self._db, self._claimed)
+            self._announced = [guard.announce_within(self._db, self._claimed) for guard in self._guards]
         except BaseException as error:
             step(self._leave(error))
             raise
@@ -204,4 +204,7 @@ class ClaimTransaction(ClaimTransactionBase, EnteredOnce):
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if exc is None:
+            for announced in self._announced:
+                announced.clear()  # SQLite's COMMIT fails while a stamp exists
         step(self._leave(exc))

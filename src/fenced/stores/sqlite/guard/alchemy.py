@@ -44,6 +44,9 @@ class SqliteAlchemySession:
             if reads:  # SQLAlchemy has begun a transaction for this statement alone
                 self._connection.rollback()
 
+    async def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
+        raise _no_writes()
+
     async def commit(self, names: Sequence[str]) -> None:
         self._connection.commit()
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fenced.errors import FencedError
+from fenced.guards.claims import ClaimTable
 from fenced.guards.engine import ConnectionClass, Driver, Engine
+from fenced.guards.spec import Spec
 from fenced.values.contracts import Colour
 from fenced.values.sqlfile import load
 
@@ -17,19 +19,25 @@ if TYPE_CHECKING:
     from fenced.stores.sqlite.guard.operator import SqliteOperator
 
 
+def _claims(spec: Spec, table: Any, session: Any) -> ClaimTable:
+    from fenced.stores.sqlite.guard.claims import SqliteClaims
+
+    return SqliteClaims(spec, session)
+
+
 def _sqlite3() -> Driver:
     from fenced.stores.sqlite.guard.sessions import PlainSession
     from fenced.stores.sqlite.guard.tables import SqliteTable
     from fenced.stores.sqlite.guard.transactions import SqliteTransaction
 
-    return Driver(SqliteTable, PlainSession, SqliteTransaction)
+    return Driver(SqliteTable, PlainSession, SqliteTransaction, _claims)
 
 
 def _aiosqlite() -> Driver:
     from fenced.stores.sqlite.guard.sessions import AioSession
     from fenced.stores.sqlite.guard.tables import SqliteTable
 
-    return Driver(SqliteTable, AioSession)
+    return Driver(SqliteTable, AioSession, claims=_claims)
 
 
 def _alchemy() -> Driver:

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from fenced.errors import Misconfigured, Misuse, Unsupported
 from fenced.guards.answers import check_pattern
+from fenced.guards.claims import Claiming
 from fenced.guards.engine import Registered
 from fenced.guards.spec import Spec, asks_for, check_identifier, described, literal, may_meet
+from fenced.stores.sqlite.guard import claiming
 from fenced.stores.sqlite.guard.unique import Key, Run, look_at
 from fenced.values import sqlfile
 from fenced.values.decision import Mode
@@ -97,7 +99,7 @@ async def script(
             "paused inside its transaction would block every lease"
         )
     await stored_schema(run)
-    triggers = await _triggers(spec, run)
+    triggers = await (_triggers(spec, run) if spec.claims is None else _claim_triggers(spec, run))
     guards = await registered(run)
     if not replace:
         _refuse_another(spec, mandatory, guards)
@@ -116,12 +118,22 @@ async def script(
         f"ON CONFLICT (guard, pattern) DO {known}"
     )
     dropped = await drop_triggers(spec, run)
+    claims = [f"DELETE FROM fenced_claims WHERE guard = {table}"]
+    if spec.claims is not None:
+        spec = changed(spec, claims=changed(spec.claims, minted=False))
+        claims.append(
+            f"INSERT INTO fenced_claims (guard, claims) VALUES ({table}, {literal(str(spec.claims))})"
+        )
+        assert spec.claims is not None
+        claims += await claiming.columns(spec, spec.claims, run)
+        claims += await claiming.indexes(spec, spec.claims, run)
     return [
         *sqlfile.statements(TABLES),
         _VERSION,
         guard,
         observing,
         *dropped,
+        *claims,
         *(triggers if mandatory else ()),
     ]
 
@@ -161,6 +173,21 @@ async def _triggers(spec: Spec, run: Run) -> list[str]:
     return triggers
 
 
+async def _claim_triggers(spec: Spec, run: Run) -> list[str]:
+    assert spec.claims is not None
+    table = await look_at(spec.table, spec.columns, run)
+    name, victim = (_expression(spec, row, table.alias) for row in ("OLD", "v"))
+    statements = [*_gate_statements(spec), *claiming.triggers(spec, name, _gate(spec))]
+    for number, (columns, found) in enumerate(claiming.removed_by_replace(table)):
+        victims = f'FROM "{spec.table}" v WHERE {found}'
+        for event in ("INSERT", f"UPDATE OF {columns}"):
+            label = f"replaced_{event[:6].lower()}_{number}"
+            removed, exists = f"(SELECT {victim} {victims})", f"EXISTS (SELECT 1 {victims}) AND "
+            # `replaced` finds out by itself whether the statement is a REPLACE: an upsert keeps the row.
+            statements.append(_trigger(spec, label, "BEFORE", event, removed, exists, "replaced"))
+    return statements
+
+
 def _replace_triggers(spec: Spec, number: int, key: Key, named: str, new: str, sql: str) -> list[str]:
     """Check the row that a REPLACE through this key would remove, if that row has another name."""
     victims = f'FROM "{spec.table}" v WHERE {key.same} AND {named} IS NOT {new}'
@@ -177,12 +204,27 @@ async def registered(run: Run) -> list[Registered]:
     if not await run("SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'fenced_guard'"):
         return []
     found = await run("SELECT guard, template, rule, triggers FROM fenced_guard ORDER BY guard")
-    return [Registered(Spec(*spec), triggers > 0) for *spec, triggers in found]
+    claims: dict[str, str] = {}
+    if await _has_claims(run):
+        claims = dict(await run("SELECT guard, claims FROM fenced_claims"))
+    return [
+        Registered(
+            Spec(guard, template, rule, None, Claiming.parse(claims[guard]) if guard in claims else None),
+            triggers > 0,
+        )
+        for guard, template, rule, triggers in found
+    ]
+
+
+async def _has_claims(run: Run) -> bool:
+    """Whether this file was made or upgraded by a fenced that knows claims."""
+    return bool(await run("SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'fenced_claims'"))
 
 
 def _refuse_another(spec: Spec, mandatory: bool, guards: Sequence[Registered]) -> None:
     """Refuse to change an installed guard: its writers would be judged by another name or rule at once."""
-    wanted = Registered(changed(spec, rule=spec.installs), mandatory)
+    claims = changed(spec.claims, minted=False) if spec.claims else None
+    wanted = Registered(changed(spec, rule=spec.installs, claims=claims), mandatory)
     for live in guards:
         if live.spec.table == spec.table and live != wanted:
             raise Misconfigured(
@@ -250,4 +292,5 @@ async def uninstall(spec: Spec, run: Run) -> list[str]:
         *await drop_triggers(spec, run),
         f"DELETE FROM fenced_guard WHERE guard = {table}",
         f"DELETE FROM fenced_mode WHERE guard = {table}",
+        *([f"DELETE FROM fenced_claims WHERE guard = {table}"] if await _has_claims(run) else []),
     ]

@@ -214,7 +214,7 @@ class SqliteMarks:
     ) -> FencedError | None:
         """The typed error for a refusal; it is recorded here, after its transaction was rolled back."""
         if isinstance(error, RefusalPending):
-            await self._record_late(session, error.error, error.decision)
+            await self.record_late(session, error.error, error.decision)
             return error.error
         raised = verdict_in(error)
         if raised is None:
@@ -235,10 +235,10 @@ class SqliteMarks:
             decision = Decision.about(
                 datetime.now(UTC), guard, name, stamp, mark, verdict, Ruling.REFUSE, mode
             )
-            await self._record_late(session, refused, decision)
+            await self.record_late(session, refused, decision)
         return refused
 
-    async def _record_late(
+    async def record_late(
         self, session: SqliteSession, refused: FencedError, decision: Decision | None
     ) -> None:
         """Record a refusal in a separate transaction."""

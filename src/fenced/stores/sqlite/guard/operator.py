@@ -79,16 +79,15 @@ class SqliteOperator(Operator):
             raise Misconfigured("no guard is installed in this file: fenced guard install")
         await self._run("BEGIN IMMEDIATE")
         try:
-            rows = await self._run(_GUARDS)
-            for guard, template, rule, triggers, *_ in rows:
-                spec = Spec(guard, template, rule)
-                for statement in await install.script(spec, None, self._run, mandatory=triggers > 0):
+            guards = await install.registered(self._run)
+            for spec, mandatory in guards:
+                for statement in await install.script(spec, None, self._run, mandatory=mandatory):
                     await self._run(statement)
             await self._run("COMMIT")
         except BaseException:
             await self._session.rollback()
             raise
-        return [guard for guard, *_ in rows]
+        return [spec.table for spec, _ in guards]
 
     async def _guard(
         self, guard: str, template: str, rule: str, triggers: int, realm: str | None, there: int

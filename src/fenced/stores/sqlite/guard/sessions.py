@@ -29,6 +29,9 @@ class SqliteSession(Protocol):
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
+    async def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
+        """The same as `run`, with the names of the columns."""
+
     async def reenter(self, guard: str, stamp: Stamp, names: Sequence[str]) -> Sequence[str]:
         """`sessions.reenter` on this connection."""
 
@@ -133,6 +136,13 @@ class PlainSession:
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return _rows(self.connection, sql, parameters)
 
+    async def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
+        cursor = self.connection.cursor()
+        cursor.row_factory = None
+        rows = cursor.execute(sql, parameters).fetchall()
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
     async def reenter(self, guard: str, stamp: Stamp, names: Sequence[str]) -> Sequence[str]:
         return reenter(self.connection, guard, stamp, stamp.seq, names)
 
@@ -173,6 +183,12 @@ class AioSession:
             return list(await cursor.fetchall())
         finally:
             await cursor.close()
+
+    async def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
+        async with self.connection.execute(sql, parameters) as cursor:
+            rows = await cursor.fetchall()
+            names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, tuple(row), strict=True)) for row in rows]
 
     async def reenter(self, guard: str, stamp: Stamp, names: Sequence[str]) -> Sequence[str]:
         await self.run("BEGIN IMMEDIATE")

@@ -43,6 +43,12 @@ CREATE TABLE IF NOT EXISTS fenced_guard (
   realm    TEXT
 ) STRICT, WITHOUT ROWID;
 
+-- How the rows of a table are claimed, for guards of claims: JSON.
+CREATE TABLE IF NOT EXISTS fenced_claims (
+  guard  TEXT PRIMARY KEY,
+  claims TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
 -- The stage of the rollout, by guard and name pattern; the longest pattern counts.
 CREATE TABLE IF NOT EXISTS fenced_mode (
   guard   TEXT NOT NULL,
