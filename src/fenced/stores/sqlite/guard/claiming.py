@@ -99,6 +99,8 @@ def triggers(spec: Spec, name: str, gate: str) -> list[str]:
     return [SQL[what].format(**parts) for what in ("claimed", "update", "insert", "delete")]
 
 
-def removed_by_replace(table: TableKeys) -> list[tuple[str, str]]:
+def removed_by_replace(claiming: Claiming, table: TableKeys) -> list[tuple[str, str]]:
     """The columns of each unique key, and the condition for the claimed row `v` that a REPLACE would remove."""
-    return [(key.columns, f"{key.same} AND v.claim_holder IS NOT NULL") for key in table.keys]
+    own = (f'"{claiming.key}"', f'v."{claiming.key}" = NEW."{claiming.key}"')
+    others = [(key.columns, key.same) for key in table.keys if key.columns != own[0]]
+    return [(columns, f"{same} AND v.claim_holder IS NOT NULL") for columns, same in (own, *others)]

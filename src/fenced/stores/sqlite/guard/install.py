@@ -178,7 +178,7 @@ async def _claim_triggers(spec: Spec, run: Run) -> list[str]:
     table = await look_at(spec.table, spec.columns, run)
     name, victim = (_expression(spec, row, table.alias) for row in ("OLD", "v"))
     statements = [*_gate_statements(spec), *claiming.triggers(spec, name, _gate(spec))]
-    for number, (columns, found) in enumerate(claiming.removed_by_replace(table)):
+    for number, (columns, found) in enumerate(claiming.removed_by_replace(spec.claims, table)):
         victims = f'FROM "{spec.table}" v WHERE {found}'
         for event in ("INSERT", f"UPDATE OF {columns}"):
             label = f"replaced_{event[:6].lower()}_{number}"
