@@ -256,6 +256,7 @@ def test_a_writer_has_no_more_rights_than_it_needs(db: Db, writer: Db, role: str
     assert {name for (name,) in functions} == {
         *("version", "installed", "announce", "announce_alone", "peek", "report", "still_stamped"),
         *("in_the_way", "make_way", "expect_rule"),
+        *("begin_work", "check_worker", "announce_claim", "over_workers", "idle_until"),
     }
     for attempt in (
         "ALTER TABLE orders DISABLE TRIGGER fenced_update",

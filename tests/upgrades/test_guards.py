@@ -158,7 +158,7 @@ def test_upgrades_at_the_same_time_do_not_meet(shop: Shop) -> None:
         threads = stack.enter_context(ThreadPoolExecutor(4))
         for done in [threads.submit(upgrade, process, shop.url) for process in processes]:
             done.result()
-    assert shop.run("SELECT version, functions <> '' FROM fenced_guard.schema") == [(3, True)]
+    assert shop.run("SELECT version, functions <> '' FROM fenced_guard.schema") == [(4, True)]
     assert shop.run("SELECT DISTINCT address, pid FROM fenced_guard.record") == [(None, None)], "old records"
     assert shop.kept() == shop.before
 

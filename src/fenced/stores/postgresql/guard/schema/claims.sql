@@ -180,6 +180,9 @@ DECLARE
   v_xid text := pg_current_xact_id();
 BEGIN
   IF p_write IS NULL OR p_write >> 20 <> p_token OR p_write & 1048575 >= 1047552 THEN
+    IF NOT fenced_guard.may_write() THEN
+      PERFORM fenced_guard.refuse_stranger('cannot announce a claim');
+    END IF;
     PERFORM fenced_guard.rule_on_claim(p_guard, p_name, p_token << 20,
       CASE WHEN p_write >> 20 = p_token THEN 'out_of_order' ELSE 'stale' END, p_write, CASE
       WHEN p_write IS NULL THEN format('token %s is stale: there is no such row', p_token)
@@ -213,6 +216,9 @@ DECLARE
   v_holder uuid;
   v_over uuid[] := '{}';
 BEGIN
+  IF NOT fenced_guard.may_write() THEN
+    PERFORM fenced_guard.refuse_stranger('cannot give rows back');
+  END IF;
   FOREACH v_holder IN ARRAY p_holders LOOP
     IF NOT v_minted OR fenced_guard.is_over(v_holder) THEN
       v_over := v_over || v_holder;
