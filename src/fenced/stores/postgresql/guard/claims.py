@@ -5,8 +5,8 @@ Every operation is one statement without session state, so it works through a po
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 from uuid import UUID
 
 from fenced.errors import Indeterminate, Misuse, StaleToken, Unavailable, shown
@@ -25,10 +25,12 @@ from fenced.guards.claims import (
 )
 from fenced.guards.spec import Spec, check_identifier, literal
 from fenced.stores.postgresql.guard.claiming import assignments, given_back
+from fenced.stores.postgresql.guard.refusals import read
 from fenced.stores.postgresql.guard.sessions import PostgresqlSession
-from fenced.stores.postgresql.guard.tables import PostgresqlTable, text_literal
+from fenced.stores.postgresql.guard.tables import PostgresqlTable, is_open, text_literal, wrapped
 from fenced.stores.postgresql.guard.triggers import guard_of, quoted
 
+T = TypeVar("T")
 CHANNEL = "fenced_work"
 IDLE_SECONDS = 60.0
 """How long INSERTs notify after a worker has begun to wait."""
@@ -55,13 +57,13 @@ class PostgresqlClaims:
 
     async def begin_work(self, realm: str) -> bool:
         call = f"SELECT fenced_guard.begin_work({literal(self._guard)}, {literal(realm)})"
-        ((minted,),) = await self._at.part(lambda: self._session.run(call))
+        ((minted,),) = await self._part(lambda: self._session.run(call))
         return bool(minted)
 
     async def claim(self, terms: ClaimTerms, limit: int, where: Mapping[str, object] | None) -> list[Row]:
         values = _Values(self._session)
         statement = self._claim(terms, limit, where, values)
-        return await self._at.part(lambda: self._session.records(statement, values.found))
+        return await self._part(lambda: self._session.records(statement, values.found))
 
     def _claim(
         self, terms: ClaimTerms, limit: int, where: Mapping[str, object] | None, values: _Values
@@ -91,7 +93,7 @@ class PostgresqlClaims:
         return f"WITH claimed AS ({update}) SELECT * FROM claimed ORDER BY {claiming.order}"
 
     async def holders(self) -> list[str]:
-        rows = await self._at.part(lambda: self._session.run(_HOLDERS.format(table=self._table)))
+        rows = await self._part(lambda: self._session.run(_HOLDERS.format(table=self._table)))
         return [UUID(str(holder)).hex for (holder,) in rows]
 
     async def give_back(self, over: Sequence[str] | None) -> int:
@@ -107,7 +109,7 @@ class PostgresqlClaims:
             f"FROM {self._table} WHERE claim_holder = ANY ({dead}) LIMIT {GIVEN_BACK_AT_ONCE} "
             "FOR NO KEY UPDATE SKIP LOCKED)) RETURNING 1"
         )
-        return len(await self._at.part(lambda: self._session.run(statement)))
+        return len(await self._part(lambda: self._session.run(statement)))
 
     async def write(
         self, row: ClaimedKey, count: int, columns: Mapping[str, object], ends: Ends | None, *, repeat: bool
@@ -128,7 +130,7 @@ class PostgresqlClaims:
             "RETURNING 1"
         )
         try:
-            rows = await self._at.part(lambda: self._session.run(statement, values.found))
+            rows = await self._part(lambda: self._session.run(statement, values.found))
         except Unavailable as error:
             if not alone:
                 raise
@@ -150,7 +152,7 @@ class PostgresqlClaims:
     async def _has(self, row: ClaimedKey, number: int) -> bool:
         """Whether this write was applied. StaleToken if a later claim has the row."""
         look = f"SELECT claim_write FROM {self._table} WHERE {self._key} = {self._session.place(1)}"
-        rows = await self._at.part(lambda: self._session.run(look, [row.key]))
+        rows = await self._part(lambda: self._session.run(look, [row.key]))
         if rows and rows[0][0] == number:
             return True
         seen = rows[0][0] >> WRITE_BITS if rows else None
@@ -164,7 +166,7 @@ class PostgresqlClaims:
 
     async def enter(self, row: ClaimedKey) -> None:
         key = _key_literal(row.key)
-        await self._at.enter_by(
+        await self._begin(
             f"SELECT fenced_guard.announce_claim({literal(self._guard)}, {text_literal(row.name)}, '{row.realm}', "
             f"{row.token}, (SELECT claim_write FROM {self._table} WHERE {self._key} = {key} FOR NO KEY UPDATE))"
         )
@@ -184,7 +186,7 @@ class PostgresqlClaims:
             f"UPDATE {self._table} SET {', '.join(sets)} WHERE {self._key} = {values.add(key)} "
             "AND claim_holder IS NOT NULL RETURNING 1"
         )
-        return bool(await self._at.part(lambda: self._session.run(statement, values.found)))
+        return bool(await self._part(lambda: self._session.run(statement, values.found)))
 
     async def revive(self, where: Mapping[str, object]) -> int:
         values = _Values(self._session)
@@ -196,7 +198,7 @@ class PostgresqlClaims:
         ]
         chosen = f" AND {values.equal(where)}" if where else ""
         statement = f"UPDATE {self._table} SET {', '.join(sets)} WHERE {self._is_dead()}{chosen} RETURNING 1"
-        return len(await self._at.part(lambda: self._session.run(statement, values.found)))
+        return len(await self._part(lambda: self._session.run(statement, values.found)))
 
     def _is_dead(self) -> str:
         """Which rows are dead letters: their attempts are used up, and they look as `dead` leaves them."""
@@ -205,7 +207,7 @@ class PostgresqlClaims:
         return f"claim_holder IS NULL AND claim_attempts >= {claiming.max_attempts} AND {looks}"
 
     async def status(self, limit: int) -> WorkStatus:
-        return await self._at.part(lambda: self._status(limit))
+        return await self._part(lambda: self._status(limit))
 
     async def _status(self, limit: int) -> WorkStatus:
         claiming = self._claiming
@@ -252,8 +254,36 @@ class PostgresqlClaims:
         if self._session.state() != "idle":
             return None
         call = f"SELECT fenced_guard.idle_until({literal(self._guard)}, {IDLE_SECONDS + seconds})"
-        await self._at.part(lambda: self._session.run(call))
+        await self._part(lambda: self._session.run(call))
         return await self._session.notified(CHANNEL, self._guard, seconds)
+
+    async def _begin(self, first: str) -> None:
+        """Begin a transaction with this statement of ours, which announces."""
+        self._at.expect_idle()
+        try:
+            await self._session.begin(first)
+        except BaseException as error:
+            answer = await self._at.undo(error)
+            if isinstance(error, Exception):
+                raise wrapped(error, answer) from error
+            raise
+
+    async def _part(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run statements of ours: in the program's transaction if there is one, and else in one of their own.
+
+        Outside of the program's transaction a refusal is recorded. Inside, the program rolls back, or `leave` does.
+        """
+        joins = is_open(self._session)
+        try:
+            found = await work()
+            if not joins and self._session.state() == "open":  # the driver has begun one implicitly
+                await self._session.commit()
+            return found
+        except BaseException as error:
+            answer = read(error) if joins else await self._at.undo(error)
+            if isinstance(error, Exception):
+                raise wrapped(error, answer) from error
+            raise
 
 
 class _Values:

@@ -154,7 +154,7 @@ class PostgresqlTable:
 
         The block is then a savepoint of it: a failure leaves the transaction usable, and frees the block's locks.
         """
-        joins = _is_open(self._session)
+        joins = is_open(self._session)
         try:
             if joins:
                 await self._session.run("SAVEPOINT fenced_part")
@@ -173,7 +173,7 @@ class PostgresqlTable:
             raise
 
     async def _run_in_own_transaction(self, statements: Sequence[str]) -> None:
-        if _is_open(self._session):
+        if is_open(self._session):
             raise Misuse("this connection is in a transaction; commit or roll back first")
         try:
             await self._session.run_in_own_transaction(statements)
@@ -200,7 +200,7 @@ class PostgresqlTable:
 
     async def announce(self, credential: Credential) -> None:
         """Announce in a separate transaction and commit it: reads that begin afterwards are fenced."""
-        self._expect_idle()
+        self.expect_idle()
         await self._repeated(self._announce, credential)
 
     async def _announce(self, credential: Credential, _: bool) -> None:
@@ -213,48 +213,20 @@ class PostgresqlTable:
 
     async def enter(self, credential: Credential | None) -> None:
         """Begin a transaction, with the announcement as its first statement."""
-        self._expect_idle()
+        self.expect_idle()
         if credential is None:
             await self._begin_unstamped()
             return
         await self._repeated(self._begin, credential)
         self._credential = credential
 
-    def _expect_idle(self) -> None:
+    def expect_idle(self) -> None:
         if self._session.state() == "closed":
             raise Misuse("this connection is closed, or busy with another statement")
         if self._session.state() != "idle":
             raise Misuse(
                 "this connection is in a transaction already: commit it first, or use announce_within"
             )
-
-    async def enter_by(self, first: str) -> None:
-        """Begin a transaction with this statement of ours, which announces."""
-        self._expect_idle()
-        try:
-            await self._session.begin(first)
-        except BaseException as error:
-            answer = await self._undo(error)
-            if isinstance(error, Exception):
-                raise wrapped(error, answer) from error
-            raise
-
-    async def part(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run statements of ours: in the program's transaction if there is one, and else in one of their own.
-
-        Outside of the program's transaction a refusal is recorded. Inside, the program rolls back, or `leave` does.
-        """
-        joins = _is_open(self._session)
-        try:
-            found = await work()
-            if not joins and self._session.state() == "open":  # the driver has begun one implicitly
-                await self._session.commit()
-            return found
-        except BaseException as error:
-            answer = read(error) if joins else await self._undo(error)
-            if isinstance(error, Exception):
-                raise wrapped(error, answer) from error
-            raise
 
     async def _begin(self, credential: Credential, repeats: bool) -> None:
         await self._session.begin(self._announcement(credential, repeats=repeats))
@@ -291,7 +263,7 @@ class PostgresqlTable:
                 await work(credential, asks)
                 return
             except BaseException as error:
-                answer = await self._undo(error)
+                answer = await self.undo(error)
                 if not isinstance(error, Exception):
                     raise
                 if answer.state == ANNOUNCE_FIRST:
@@ -333,7 +305,7 @@ class PostgresqlTable:
             f"waited {waited:.1f} s{whom}; see 'How long a successor waits' in the guard's documentation"
         ) from error
 
-    async def _undo(self, error: BaseException) -> ServerError:
+    async def undo(self, error: BaseException) -> ServerError:
         """Roll back. If the error is a refusal, record it in the same message, and raise its typed form."""
         answer = read(error)
         if answer.state not in SQLSTATES or isinstance(error, FencedError):
@@ -424,7 +396,7 @@ class PostgresqlTable:
         """Roll back after an error of the program's statement. If it is a refusal, a serialization failure or the end
         of a lost lease's connection, raise its typed form."""
         closed = self._session.state() == "closed"  # read first: the rollback may replace the connection
-        answer = await self._undo(error)
+        answer = await self.undo(error)
         if isinstance(error, FencedError) or not isinstance(error, Exception):
             return answer  # an inner guarded block has raised and recorded it; or the task is cancelled
         meaning = answer.refusal()
@@ -493,7 +465,7 @@ def text_literal(text: str) -> str:
     return "E'" + "".join(c if c.isascii() else f"\\U{ord(c):08x}" for c in escaped) + "'"
 
 
-def _is_open(session: PostgresqlSession) -> bool:
+def is_open(session: PostgresqlSession) -> bool:
     """Whether the caller has begun a transaction. Misuse if no statement can run on this connection now."""
     state = session.state()
     if state == "closed":

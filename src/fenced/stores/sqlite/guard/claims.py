@@ -30,7 +30,7 @@ from fenced.guards.claims import (
 )
 from fenced.guards.spec import Spec, check_identifier, literal
 from fenced.stores.sqlite.guard.claiming import assignments, given_back
-from fenced.stores.sqlite.guard.fencing import SqliteFence
+from fenced.stores.sqlite.guard.marks import SqliteMarks
 from fenced.stores.sqlite.guard.refusals import translate, verdict_in
 from fenced.stores.sqlite.guard.sessions import SqliteSession
 from fenced.values.decision import Mark, Mode, Ruling, Verdict, mode_of
@@ -56,7 +56,7 @@ class SqliteClaims:
         self._table = f'"{spec.table}"'
         self._key = f'"{spec.claims.key}"'
         self._session = session
-        self._fence = SqliteFence(spec.table)
+        self._marks = SqliteMarks(spec.table)
         self._entered: ClaimedKey | None = None
 
     async def begin_work(self, realm: str) -> bool:
@@ -185,8 +185,8 @@ class SqliteClaims:
         if session.in_transaction:
             raise Misuse("this connection is in a transaction already: commit it first")
         try:
-            await self._fence.begin(session)
-            await self._fence.make_ready(session)
+            await self._marks.begin(session)
+            await self._marks.make_ready(session)
             found = await session.run(
                 f"SELECT claim_write FROM {self._table} WHERE {self._key} = ?", (row.key,)
             )
@@ -352,7 +352,7 @@ class SqliteClaims:
             decision = Decision.about(
                 datetime.now(UTC), self._guard, row.name, stamp, mark, verdict, Ruling.REFUSE, str(mode)
             )
-            await self._fence.record_late(self._session, refused, decision)
+            await self._marks.record_late(self._session, refused, decision)
         return refused
 
 
