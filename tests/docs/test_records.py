@@ -12,7 +12,7 @@ from docs.generate import RECORD, RECORDS
 WORDS_MAX = 400
 PAGES = sorted(RECORDS.glob("[0-9]*.md"))
 REPLACED = r"replaced by \[(\d{4})\]\((\1-[\w-]+\.md)\)"
-STATUS = re.compile(rf"in force|(?:in force; [^;\[\]]+ )?{REPLACED}")
+STATUS = re.compile(rf"in force(?:; replaces [^;]+)?|(?:in force; [^;\[\]]+ )?{REPLACED}")
 
 
 def faults(text: str) -> list[str]:
