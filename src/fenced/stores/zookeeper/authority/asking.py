@@ -74,10 +74,10 @@ class ZooKeeperAsking:
         """As far as we know it has no places."""
         if mine.asks == 1 and isinstance(error, Unavailable | Misconfigured | Misuse):
             self.own.forget(mine)  # nothing was carried out, and there was no earlier ask that may have been
-        elif mine.over:
-            # Another caller has ended it, and could not see the request that we sent after that: let `end_overdue` find
-            # and delete what that request makes.
-            home.carry(mine, mine.expires)
+        else:
+            # Its request may have been carried out: in a session that began after it was first carried, or after
+            # another caller has ended it without seeing that request. Let `end_overdue` find and delete what it makes.
+            home.carry(mine, min(mine.expires, self.runtime.now() + home.place_seconds))
 
     async def _try(self, call: SessionCall, mine: ZooKeeperAttempt, wait: bool, start: float) -> AskAnswer:
         """One try. It finds the nodes that an earlier, broken try has made."""
