@@ -14,14 +14,14 @@ from fenced.proxy.gate import Gate
 from fenced.proxy.names import Naming, NoName
 from fenced.proxy.order import InFlight, Permit
 from fenced.values.model import Credential
-from tests.proxy.worlds import NAME, SETTLE, ProxyWorld, stamp_of
+from tests.proxy.worlds import NAME, SETTLE, GateWorld, stamp_of
 
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_nothing_stale_reaches_the_upstream_and_every_name_comes_free(alone: bool) -> None:
     arrived = unknown = refused = 0
     for seed in range(60):
-        found = ProxyWorld(seed, alone=alone).run()
+        found = GateWorld(seed, alone=alone).run()
         assert not found.stale, f"seed {seed}: {found.stale}"
         assert found.final, f"seed {seed}: the last holder did not get through"
         arrived, unknown, refused = arrived + found.arrived, unknown + found.unknown, refused + found.refused
@@ -57,7 +57,7 @@ def _leaves_the_line_open(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_worlds_find_planted_bugs(bug: Any, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     for seed in range(300):
-        found = ProxyWorld(seed, alone=alone).run()
+        found = GateWorld(seed, alone=alone).run()
         if found.stale or not found.final:
             return
     pytest.fail("300 worlds found nothing")
@@ -78,7 +78,7 @@ def test_an_unknown_outcome_that_cannot_be_noted_is_waited_out(
 
     if planted:
         monkeypatch.setattr(Gate, "doubt", forgets)
-    world = ProxyWorld(0, alone=True, faults=0.0)
+    world = GateWorld(0, alone=True, faults=0.0)
     (_, runtime, gate) = world._proxies[0]
     entered: list[float] = []
 
@@ -99,7 +99,7 @@ def test_an_unknown_outcome_that_cannot_be_noted_is_waited_out(
 
 def test_a_request_is_overdue_once_a_newer_one_has_waited_for_overtime() -> None:
     """By the clock of a world; at a second proxy, too, which learns of the newer token from the store."""
-    world = ProxyWorld(0, faults=0.0)
+    world = GateWorld(0, faults=0.0)
     (_, runtime, one), (_, other, two), _ = world._proxies
     seen: list[tuple[bool, bool]] = []
 

@@ -1,70 +1,19 @@
-"""Seeded worlds: proxies that share a store, are stopped and die, in front of an upstream that knows nothing."""
+"""Seeded worlds of the gate alone: proxies share a store, are stopped and die, before an upstream."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fenced.errors import Contended, Indeterminate, Refused, Unavailable
-from fenced.guards.cells import Swapped
 from fenced.proxy.gate import Gate
 from fenced.stores.memory.guard import MemoryCells, MemoryValues
-from fenced.values.model import Stamp
 from fenced_testkit.runtime.simulated import SimulatedRuntime
 from fenced_testkit.runtime.world import Process, World
-
-REALM = "00000000000000aa"
-NAME = "orders/42"
-SETTLE = 5.0
-
-
-def stamp_of(token: int, name: str = NAME, seq: int | None = None) -> Stamp:
-    return Stamp(REALM, (name,), token, seq, f"{token:032x}")
-
-
-class FaultyCells:
-    """The shared cells as one proxy reaches them: late, and now and then without a reply."""
-
-    def __init__(self, cells: MemoryCells, runtime: SimulatedRuntime, world: World, faults: float) -> None:
-        self.blobs = cells.blobs
-        self._cells = cells
-        self._runtime = runtime
-        self._world = world
-        self._faults = faults
-
-    async def _way(self) -> None:
-        await self._runtime.wait(
-            self._runtime.wakeup(), self._runtime.now() + self._world.rng.random() * 0.02
-        )
-
-    async def get(self, key: str) -> tuple[int, bytes | None]:
-        return (await self.get_many([key]))[0]
-
-    async def get_many(self, keys: Sequence[str]) -> list[tuple[int, bytes | None]]:
-        await self._way()
-        if self._world.rng.random() < self._faults:
-            raise Unavailable("the store cannot be reached")
-        found = await self._cells.get_many(keys)
-        await self._way()
-        return found
-
-    async def swap(self, changes: Sequence[tuple[str, int, bytes | None]]) -> Swapped:
-        await self._way()
-        lost = self._world.rng.random()
-        if lost < self._faults / 2:
-            raise Indeterminate("no reply: the request was lost")
-        swapped = await self._cells.swap(changes)
-        await self._way()
-        if lost < self._faults:
-            raise Indeterminate("no reply: it was lost")
-        return swapped
-
-    async def keys(self) -> list[str]:
-        return list(self.blobs)
-
-    async def close(self) -> None:
-        return
+from fenced_testkit.worlds.proxy import NAME as NAME
+from fenced_testkit.worlds.proxy import SETTLE as SETTLE
+from fenced_testkit.worlds.proxy import FaultyCells
+from fenced_testkit.worlds.proxy import stamp_of as stamp_of
 
 
 @dataclass
@@ -80,7 +29,7 @@ class Outcome:
     """The last holder got through."""
 
 
-class ProxyWorld:
+class GateWorld:
     """Some proxies, a store, an upstream, and holders that come one after the other."""
 
     def __init__(self, seed: int, *, alone: bool = False, faults: float = 0.03) -> None:
@@ -131,7 +80,7 @@ class ProxyWorld:
         if last:
             self.faults = 0.0
             for _, _, gate in self._proxies:
-                gate.store.cells._faults = 0.0  # type: ignore[attr-defined]
+                gate.store.cells.faults = 0.0  # type: ignore[attr-defined]
         process, runtime, gate = self.world.rng.choice(self._proxies)
         runtime.spawn(lambda: self._request(process, runtime, gate, token, last), f"request {token}")
 

@@ -11,9 +11,10 @@ from fenced.runtime.sockets import Late
 from fenced.stores.service.authority.authority import ServiceAuthority
 from fenced.stores.service.authority.listening import ServicePool, ServiceWakeups
 from fenced.stores.service.wire.connection import HttpReply, HttpWire
-from fenced_testkit.worlds.service import ServiceBackend
+from fenced_testkit.worlds.service import ServiceBackend, ServiceInstance, WatchedConnection
 from fenced_testkit.worlds.site import Site
 from tests.planted import bugs
+from tests.planted import bugs_http as http_bugs
 from tests.simulation.planting import over, with_authority, with_backend
 
 
@@ -161,6 +162,28 @@ class LettingGo(ServiceBackend):
             )
 
 
+def serving(bug: type[WatchedConnection]) -> type[Site]:
+    """A site whose instances have the bug in the shipped HTTP server."""
+    instance = type(bug.__name__, (ServiceInstance,), {"connection_type": bug})
+    return with_backend(bug, type(bug.__name__, (ServiceBackend,), {"instance_type": instance}))
+
+
+class AnswersOutOfOrder(http_bugs.AnswersOutOfOrder, WatchedConnection):
+    __doc__ = http_bugs.AnswersOutOfOrder.__doc__
+
+
+class BodyIsTakenForAHead(http_bugs.BodyIsTakenForAHead, WatchedConnection):
+    __doc__ = http_bugs.BodyIsTakenForAHead.__doc__
+
+
+class KeptAfterABadLength(http_bugs.KeptAfterABadLength, WatchedConnection):
+    __doc__ = http_bugs.KeptAfterABadLength.__doc__
+
+
+class HeldAfterTheClientIsGone(http_bugs.GoneIsNotNoticed, WatchedConnection):
+    """The server does not say that a client has gone: its answer is held on, and sent to nobody."""
+
+
 PLANTED = [
     type(
         "BusyIsFinal",
@@ -176,4 +199,8 @@ PLANTED = [
     with_authority(LateResponseAnswersTheNext, ServiceBackend),
     with_authority(SecondLineIsIgnored, ServiceBackend),
     with_backend(UnknownIsAnsweredAsNo, UnknownIsAnsweredAsNo),
+    serving(AnswersOutOfOrder),
+    serving(BodyIsTakenForAHead),
+    serving(KeptAfterABadLength),
+    serving(HeldAfterTheClientIsGone),
 ]

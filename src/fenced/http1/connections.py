@@ -315,7 +315,7 @@ class ServerConnection(DirectConnection):
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) else None
         self._heads = server.heads[self.peer is None]
-        server.connections.add(self)
+        server.connections[self] = None
         beyond = len(server.connections) - server.limits.connections
         if beyond > server.limits.refused:
             transport.abort()  # type: ignore[attr-defined]
@@ -468,7 +468,7 @@ class ServerConnection(DirectConnection):
         return self._transport.can_write_eof()  # it still waits for its answers
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.server.connections.discard(self)
+        self.server.connections.pop(self, None)
         self._closing = True
         exchange, self._exchange = self._exchange, None
         if exchange is not None:

@@ -50,7 +50,8 @@ class HttpServer:
         self.ticks = Ticks(limits)
         self.heads = {False: Heads(), True: Heads()}
         """Those of Unix sockets (True) are separate: a handler may note on a head who sends it."""
-        self.connections: set[ServerConnection] = set()
+        self.connections: dict[ServerConnection, None] = {}
+        """In the order in which they came, so that a seed makes one world."""
         self.answered = 0
         """How many requests were answered."""
         self.stopping = False

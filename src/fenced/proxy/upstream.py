@@ -40,7 +40,7 @@ class UpstreamConnection(DirectConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._pool.open.add(self)
+        self._pool.open[self] = None
 
     def start(self, exchange: Exchange) -> None:
         self.exchange = exchange
@@ -180,7 +180,7 @@ class UpstreamPool:
     """Connections to one upstream."""
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None, timeout: float) -> None:
-        self.open: set[UpstreamConnection] = set()
+        self.open: dict[UpstreamConnection, None] = {}
         self._idle: list[UpstreamConnection] = []
         self._where = host, port
         self._context = context
@@ -209,7 +209,7 @@ class UpstreamPool:
         self._idle.append(connection)
 
     def forget(self, connection: UpstreamConnection) -> None:
-        self.open.discard(connection)
+        self.open.pop(connection, None)
         if connection in self._idle:
             self._idle.remove(connection)
 

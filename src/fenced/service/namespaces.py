@@ -79,7 +79,7 @@ class HeldRequests:
     """The held requests of a namespace by the public id of their attempt. Used in the loop's thread only."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, set[HeldRequest]] = {}
+        self._requests: dict[str, dict[HeldRequest, None]] = {}
         self.count = 0
         self.by: Counter[str] = Counter()
         """How many each client has."""
@@ -87,15 +87,15 @@ class HeldRequests:
     def add(self, public: str, by: str = "") -> HeldRequest:
         """To be called before the attempt asks, so that no wake-up is missed."""
         made = HeldRequest(self, public, by)
-        self._requests.setdefault(public, set()).add(made)
+        self._requests.setdefault(public, {})[made] = None
         self.count += 1
         self.by[by] += 1
         return made
 
     def remove(self, public: str, request: HeldRequest) -> None:
-        requests = self._requests.get(public, set())
+        requests = self._requests.get(public, {})
         if request in requests:
-            requests.discard(request)
+            del requests[request]
             self.count -= 1
             self.by[request.by] -= 1
             if not requests:

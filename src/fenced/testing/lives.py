@@ -186,7 +186,10 @@ class Life:
         delay = self.delay
         if self.promises.frees_late:
             keep, delay = NEVER if keep else 0.0, NEVER
-        ends = [call.at + keep for call in self._answered("released", "gone")]
+        alive = [call.at for call in self.calls if call.op == "ask" and call.answer in ("granted", "waiting")]
+        # A renewal may overtake its ask, or come after the place was forgotten. An ask then makes it anew.
+        overtaken = [call for call in self._answered("gone") if alive and call.sent < max(alive)]
+        ends = [call.at + keep for call in self._answered("released", "gone") if call not in overtaken]
         for call in self._answered("ended"):
             ends.append(call.at + (delay if call.reason == "expired" else keep))
         if not self.token and self.calls[-1].answer == "busy" and not self._answered(""):

@@ -1,83 +1,139 @@
-"""The service in a world: the shipped client over simulated streams, against two instances before one store.
+"""The service in a world: the shipped client over simulated streams, against two shipped instances before one store.
 
-The instances decode, decide and encode by the service's own functions. Between a request and the store, and between the
-store and the reply, any of them may crash. A gateway in front now and then answers 502 by itself, while the request is
-lost, carried out, or carried out later. The store is the memory authority's, whose decisions the judge sees.
+The instances are `Api` behind the shipped HTTP server, on an event loop of the world. Between a request and the store,
+and between the store and the reply, any of them may crash. A gateway in front now and then answers 502 by itself, while
+the request is lost, carried out, or carried out later. The store is the memory authority's, whose decisions the judge
+sees. Strangers send several requests at once, and some that are none.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fenced.errors import FencedError, Indeterminate, InvariantBroken, Unavailable
-from fenced.http1.bodies import LAST_CHUNK, body_of, chunk
-from fenced.http1.heads import HEAD_END, RequestHead, request_head
-from fenced.http1.writing import reply_head
-from fenced.net.problems import problem
-from fenced.service import answers
-from fenced.service.bodies import AskBody, ReleaseBody, RenewBody, Turn, WithdrawBody
-from fenced.service.work import work_of
-from fenced.stores.memory.authority import MemoryAuthority
+from fenced.http1.connections import ServerConnection, ServerExchange
+from fenced.http1.heads import BadMessage, RequestHead
+from fenced.http1.limits import HttpLimits
+from fenced.http1.server import HttpServer, ListenOptions
+from fenced.http1.writing import ServerReply
+from fenced.service.api import Api
 from fenced.stores.service.authority.authority import ServiceAuthority
-from fenced.stores.service.wire.connection import LINES_MEDIA_TYPE
-from fenced.values.contracts import Authority
+from fenced.values.contracts import Authority, Trait
 from fenced.values.model import (
     Ask,
     BatchAnswer,
     BatchOperation,
+    NameView,
     Release,
     Renewal,
     Standing,
-    Waiting,
     Withdrawal,
-    grant_id,
 )
-from fenced_testkit.runtime.network import SimulatedConnection
+from fenced_testkit.runtime.loop import SimulatedLoop
 from fenced_testkit.runtime.simulated import SimulatedRuntime
 from fenced_testkit.runtime.world import Process
 from fenced_testkit.worlds.memory import REALM, MemoryBackend
+from fenced_testkit.worlds.peers import PipedRequest, PipeliningPeer, hiding, two_lengths
 
 if TYPE_CHECKING:
     from fenced_testkit.worlds.site import Site
 
 PORT = 8700
-HELD_SECONDS = 30.0
-BODIES: dict[str, Any] = {
-    "/v1/leases": AskBody,
-    "/v1/leases/renew": RenewBody,
-    "/v1/leases/release": ReleaseBody,
-    "/v1/leases/withdraw": WithdrawBody,
-}
-JSON = [("content-type", "application/json")]
+PEER_EVERY = 1.0
+"""Seconds between two strangers, in the mean."""
+GATEWAY = ServerReply(502, (("content-type", "text/html"),), b"<h1>502 Bad Gateway</h1>")
 
 
-def written(status: int, headers: Sequence[tuple[str, str]], body: bytes) -> bytes:
-    return reply_head(status, tuple(headers), b"content-length: %d\r\n\r\n" % len(body)) + body
+class StoreBehind:
+    """The store as an instance reaches it: only the calls that the service makes here."""
+
+    traits: ClassVar[tuple[Trait, ...]] = ()
+    url = "simulated:"
+
+    def __init__(self, backend: ServiceBackend) -> None:
+        self._backend = backend
+        self._woken: dict[str, None] = {}
+        self._wakeup = asyncio.Event()
+
+    def wake(self, public: str) -> None:
+        self._woken[public] = None
+        self._wakeup.set()
+
+    async def _call(self, *operations: BatchOperation) -> list[BatchAnswer]:
+        """Until the reply the instance may crash, and nobody learns what the store has decided."""
+        jumps = self._backend.jumps
+        await self._way(jumps)
+        found = self._backend.results(operations)
+        await self._way(jumps)
+        return found
+
+    async def _way(self, jumps: int) -> None:
+        await asyncio.sleep(self._backend.store_delay())
+        if jumps != self._backend.jumps:
+            await asyncio.Event().wait()  # no instance keeps a request for minutes
+
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+        return Standing(REALM, self._backend.store.rows.token)
+
+    async def ask(self, ask: Ask, until: float | None = None) -> Any:
+        return (await self._call(ask))[0]
+
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> Any:
+        return await self._call(*map(Renewal, secrets))
+
+    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> Any:
+        return (await self._call(Release(secret, keep)))[0]
+
+    async def withdraw(self, secret: str, until: float | None = None) -> Any:
+        return (await self._call(Withdrawal(secret)))[0]
+
+    async def observe(self, name: str, until: float | None = None) -> NameView:
+        await asyncio.sleep(self._backend.store_delay())
+        return NameView(name, None, (), None, 0.0, ())
+
+    async def next_wakeups(self, until: float) -> list[str]:
+        await self._wakeup.wait()
+        self._wakeup.clear()
+        woken, self._woken = list(self._woken), {}
+        return woken
 
 
-GATEWAY = written(502, [("content-type", "text/html")], b"<h1>502 Bad Gateway</h1>")
+class Unanswered:
+    """A request that its gateway has answered by itself: whatever the instance answers reaches nobody."""
+
+    done = True
+    received_all = True
+    on_gone = on_pressure = None
+    peer = "gateway"
+
+    def __init__(self, head: RequestHead, body: bytes) -> None:
+        self.head = head
+        self._body = body
+
+    def read(self, limit: int, then: Callable[[bytes], None]) -> None:
+        then(self._body)
+
+    def reply(self, *_: object) -> None:
+        return
 
 
-class HeldReply:
-    """A response in lines whose second one is not sent yet."""
+class WatchedConnection(ServerConnection):
+    """A connection of the shipped server. Nothing may be held for a client that has gone."""
 
-    def __init__(self, connection: SimulatedConnection) -> None:
-        self._connection = connection
-        self._over = False
+    instance: ServiceInstance
 
-    def end(self, turn: bool) -> None:
-        if not self._over:
-            self._over = True
-            line = msgspec.json.encode(Turn(turn)) + b"\n"
-            self._connection.send(b"".join((*chunk(line), LAST_CHUNK)))
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self.instance.check_held()
 
 
 class ServiceInstance:
-    """One instance and its process: requests in, responses out. A crash loses all that it has."""
+    """One instance and its process. A crash loses all that it has."""
+
+    connection_type: type[WatchedConnection] = WatchedConnection
 
     def __init__(self, backend: ServiceBackend, name: str) -> None:
         self.backend = backend
@@ -87,9 +143,21 @@ class ServiceInstance:
 
     def _start(self) -> None:
         self.process = Process(self.world, self.name)
-        self._unread: dict[SimulatedConnection, bytes] = {}
-        self._held: dict[str, list[HeldReply]] = {}
-        self.backend.site.streams.listen(self.process, (self.name, PORT), self)
+        self._stores: list[StoreBehind] = []
+        self._loop = loop = SimulatedLoop(self.process, self.backend.site.streams)
+        self._api: Api = loop.run(Api, self._store)
+        self._server: HttpServer = loop.run(HttpServer, self, ListenOptions(), HttpLimits())
+        loop.listen((self.name, PORT), self._connection)
+        loop.start(self._server._sweeping)
+
+    def _store(self, *_: object) -> Any:
+        self._stores.append(StoreBehind(self.backend))
+        return self._stores[-1]
+
+    def _connection(self) -> ServerConnection:
+        made = self.connection_type(self._server)
+        made.instance = self
+        return made
 
     def restart(self, down: float) -> None:
         self.process.crash()
@@ -97,38 +165,29 @@ class ServiceInstance:
 
     def notify(self, public: str) -> None:
         """The store notifies the process that lives now."""
-        self.process.deliver(partial(self._wake, public))
+        for store in self._stores:
+            self.process.deliver(partial(self._loop.run, store.wake, public))
 
-    def _wake(self, public: str) -> None:
-        for held in self._held.pop(public, ()):
-            held.end(True)
+    def check_held(self) -> None:
+        # Those under way are counted before the store has answered them.
+        if self._api.namespaces.held > len(self._server.connections) + self._api._running:
+            self.backend.site.judge.broken("H1", "an answer is held for a client that has gone")
 
-    # Connections.
+    # The gateway of this instance.
 
-    def on_open(self, connection: SimulatedConnection) -> None:
-        self._unread[connection] = b""
+    def begin(self, exchange: ServerExchange) -> None:
+        """Pass a request on, or answer it without the instance."""
+        if self.backend.gateway_fails:
+            exchange.read(2**20, partial(self._answer_itself, exchange))
+        else:
+            self._api.begin(exchange)
 
-    def on_close(self, connection: SimulatedConnection) -> None:
-        self._unread.pop(connection, None)
-
-    def on_bytes(self, connection: SimulatedConnection, data: bytes) -> None:
-        data = self._unread[connection] + data
-        while (end := data.find(HEAD_END) + 4) > 3:
-            head = request_head(data[:end])
-            pieces, rest = body_of(head.length).feed(data[end:])
-            if rest is None:
-                break
-            self._pass_gateway(connection, head, b"".join(pieces))
-            data = bytes(rest)
-        self._unread[connection] = data
-
-    def _pass_gateway(self, connection: SimulatedConnection, head: RequestHead, body: bytes) -> None:
-        """The gateway of this instance passes a request on, or answers by itself."""
-        if not self.backend.gateway_fails:
-            self._carry_out(connection, head, body)
+    def _answer_itself(self, exchange: ServerExchange, body: bytes | BadMessage) -> None:
+        exchange.reply(*GATEWAY)
+        if isinstance(body, BadMessage):
             return
-        connection.send(GATEWAY)
-        rng, carry_out = self.world.rng, partial(self._carry_out, None, head, body)
+        lost: Any = Unanswered(exchange.head, body)
+        rng, carry_out = self.world.rng, partial(self._loop.run, self._api.begin, lost)
         match rng.choice(("lost", "carried out", "late")):
             case "carried out":
                 carry_out()
@@ -136,69 +195,8 @@ class ServiceInstance:
                 after = rng.uniform(0.1, 2 * self.backend.site.pace)
                 self.world.after(after, self.backend.unless_jumped(lambda: self.process.deliver(carry_out)))
 
-    # Requests.
-
-    def _carry_out(self, connection: SimulatedConnection | None, head: RequestHead, body: bytes) -> None:
-        """Ask the store, and reply when it has answered. `connection`: None if nobody waits for the reply."""
-        path = head.target.partition(b"?")[0].decode()
-        if path in BODIES:
-            work = work_of(msgspec.json.decode(body, type=BODIES[path]), self._secret)
-            waits = b"prefer" in dict(head.headers())
-
-            def decide() -> None:
-                try:
-                    results = self.backend.results(work.operations)
-                    answer = work.answer(work.operations, results, REALM)
-                except FencedError as error:
-                    self._reply(connection, self._problem(error))
-                    return
-                held = waits and isinstance(results[0], Waiting)
-                reply = partial(
-                    self._answer, connection, answer, work.operations[0] if held else None, results[0]
-                )
-                # Until then it may crash, and nobody learns what the store has decided.
-                self._after(self.backend.store_delay(), reply)
-
-            self._after(self.backend.store_delay(), decide)
-        else:
-            standing = Standing(REALM, self.backend.store.rows.token)
-            view = answers.standing_body("default", self.backend.leases, standing)
-            self._reply(connection, written(200, JSON, msgspec.json.encode(view)))
-
-    def _answer(
-        self, connection: SimulatedConnection | None, answer: Any, held: BatchOperation | None, result: Any
-    ) -> None:
-        outcome, data = answers.SENT.get(type(answer), answers.SENT_OTHER), msgspec.json.encode(answer)
-        status = outcome.status
-        if held is None or connection is None:
-            self._reply(connection, written(status, JSON, data))
-            return
-        assert isinstance(held, Ask)
-        lines = (("content-type", LINES_MEDIA_TYPE),)
-        head = reply_head(status, lines, b"transfer-encoding: chunked\r\n\r\n")
-        self._reply(connection, b"".join((head, *chunk(data + b"\n"))))
-        reply = HeldReply(connection)
-        self._held.setdefault(grant_id(held.secret), []).append(reply)
-        seconds = min(HELD_SECONDS, result.check_in)
-        turn = seconds >= result.check_in
-        self._after(seconds, partial(reply.end, turn))
-
-    def _after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call it later; never, if this process dies before."""
-        process = self.process
-        self.world.after(seconds, self.backend.unless_jumped(lambda: process.deliver(call)))
-
-    def _reply(self, connection: SimulatedConnection | None, data: bytes) -> None:
-        if connection is not None:
-            connection.send(data)
-
-    def _problem(self, error: FencedError) -> bytes:
-        found = problem(error)
-        headers = [(name.lower(), value) for name, value in found.headers if name != "Content-Length"]
-        return written(found.status, headers, found.body)
-
-    def _secret(self) -> str:
-        return f"{self.world.rng.getrandbits(128):032x}"
+    def refusal(self, error: BadMessage) -> ServerReply:
+        return self._api.refusal(error)
 
 
 class ServiceBackend(MemoryBackend):
@@ -206,15 +204,17 @@ class ServiceBackend(MemoryBackend):
 
     name = "service"
     authority_type: type[ServiceAuthority] = ServiceAuthority
+    instance_type: type[ServiceInstance] = ServiceInstance
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self.gateway_fails = False
-        self._jumps = 0
+        self.jumps = 0
         self.store_fails: type[FencedError] | None = None
-        self.leases = MemoryAuthority(self.store, SimulatedRuntime(Process(self.world, "traits")))
         self._slow = self.world.rng.choice((0.0, 0.001, 0.05))
-        self.instances = [ServiceInstance(self, name) for name in ("one", "two")]
+        self.instances = [self.instance_type(self, name) for name in ("one", "two")]
+        self._stranger = Process(self.world, "stranger")
+        self.world.after(self.world.rng.expovariate(1 / PEER_EVERY), self._meet)
 
     def authority(self, process: Process, runtime: SimulatedRuntime) -> Authority:
         url = "http://" + ",".join(f"{instance.name}:{PORT}" for instance in self.instances)
@@ -228,12 +228,35 @@ class ServiceBackend(MemoryBackend):
 
     def unless_jumped(self, call: Callable[[], None]) -> Callable[[], None]:
         """No gateway or instance keeps a request for minutes."""
-        jumps = self._jumps
-        return lambda: call() if jumps == self._jumps else None
+        jumps = self.jumps
+        return lambda: call() if jumps == self.jumps else None
 
     def jumped(self) -> None:
-        self._jumps += 1
+        self.jumps += 1
         super().jumped()
+
+    def _meet(self) -> None:
+        """A stranger sends several requests at once."""
+        rng = self.world.rng
+        requests = []
+        for number in range(rng.randint(1, 6)):
+            named = b"GET /v1/names/p%d HTTP/1.1\r\nHost: a\r\n\r\n" % number
+            alive = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+            kinds = (
+                PipedRequest(named, (200,), b'"p%d"' % number),
+                PipedRequest(alive, (200,), b"alive"),
+                hiding(b"/nothing", (404,)),
+                hiding(b"/v1/leases", (400,)),
+                two_lengths(b"/v1/leases"),
+            )
+            requests.append(rng.choices(kinds, (6, 4, 2, 1, 1))[0])
+
+        def broken(why: str) -> None:
+            self.site.judge.broken("H2", why)
+
+        peer = PipeliningPeer(self._stranger, self.site.streams, requests, broken)
+        peer.send((self._chosen().name, PORT))
+        self.world.after(rng.expovariate(1 / PEER_EVERY), self._meet)
 
     def store_delay(self) -> float:
         return 0.0 if self.site.healed else self.world.rng.random() * self._slow
