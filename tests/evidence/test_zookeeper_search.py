@@ -3,7 +3,7 @@
 import pytest
 
 from evidence.zookeeper_search import BrokenPromise, search
-from tests.simulation.bugs_zookeeper import EventsAreBelieved
+from tests.simulation.bugs_zookeeper import EventsAreBelieved, made_with
 
 
 def test_no_name_has_two_holders(zookeeper_url: str) -> None:
@@ -15,4 +15,4 @@ def test_a_waiter_that_believes_events_is_found(zookeeper_url: str) -> None:
     with pytest.raises(
         BrokenPromise
     ):  # two holders, or a token that falls because the wrong one was granted first
-        search(zookeeper_url, 5, EventsAreBelieved)
+        search(zookeeper_url, 5, made_with("attempts", EventsAreBelieved))
