@@ -34,7 +34,6 @@ LARGE_FILES = {
     "src/fenced/stores/postgresql/authority/authority.py": 445,
     "src/fenced/stores/zookeeper/wire/connection.py": 600,
     "src/fenced/proxy/gate.py": 600,
-    "src/fenced/http1/connections.py": 600,
     "src/fenced/service/api.py": 600,
     "src/fenced/service/live.py": 600,
     # Twins: the same face twice, side by side.

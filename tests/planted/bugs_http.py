@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fenced.http1.bodies import Data
-from fenced.http1.connections import ServerConnection, ServerExchange
+from fenced.http1.connections import ServerConnection
+from fenced.http1.exchanges import ServerExchange
 from fenced.http1.heads import BadMessage, RequestHead
 
 

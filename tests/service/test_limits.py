@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fenced.http1.connections import ServerExchange
+from fenced.http1.exchanges import ServerExchange
 from fenced.http1.heads import request_head
 from fenced.http1.limits import HttpLimits
 from fenced.http1.server import GONE_SECONDS, HttpServer, ListenOptions, listening

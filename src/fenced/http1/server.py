@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from email.utils import format_datetime
 
 from fenced.errors import Misconfigured
-from fenced.http1.connections import Handler, ServerConnection
+from fenced.http1.connections import ServerConnection
+from fenced.http1.exchanges import Handler
 from fenced.http1.heads import Heads
 from fenced.http1.limits import HttpLimits, Ticks
 from fenced.runtime.certificates import load_chain, server_context, why_not_now

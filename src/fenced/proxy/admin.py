@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from urllib.parse import parse_qs, urlsplit
 
 from fenced.errors import FencedError, Misuse, shown
-from fenced.http1.connections import ServerExchange
+from fenced.http1.exchanges import ServerExchange
 from fenced.http1.heads import BadMessage, RequestHead
 from fenced.http1.limits import HttpLimits
 from fenced.http1.server import HttpServer, ListenOptions

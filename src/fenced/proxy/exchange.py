@@ -9,7 +9,7 @@ from fenced.errors import FencedError, InvariantBroken, MissingStamp, Refused, U
 from fenced.http.protocol import read_fence
 from fenced.http.receiving import proven
 from fenced.http1.bodies import LAST_CHUNK, Data, chunk
-from fenced.http1.connections import ServerExchange
+from fenced.http1.exchanges import ServerExchange
 from fenced.http1.heads import CHUNKED, BadMessage
 from fenced.proofs import Proof
 from fenced.proxy.callers import Caller

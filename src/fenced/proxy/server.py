@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from fenced.client import registry
 from fenced.errors import REFUSALS, FencedError, Misconfigured, Misuse, Refused, Unavailable, redacted, shown
-from fenced.http1.connections import ServerExchange
+from fenced.http1.exchanges import ServerExchange
 from fenced.http1.heads import BadMessage
 from fenced.http1.limits import SWEEP_SECONDS, HttpLimits
 from fenced.http1.server import HttpServer, ListenOptions

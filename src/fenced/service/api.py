@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from fenced.errors import FencedError, Misuse, Unavailable
-from fenced.http1.connections import ServerExchange
+from fenced.http1.exchanges import ServerExchange
 from fenced.http1.heads import HEADERS_MAX, BadMessage
 from fenced.http1.limits import HEAD_BYTES_MAX
 from fenced.http1.writing import ServerReply

@@ -14,7 +14,7 @@ import msgspec
 
 from fenced import __version__
 from fenced.errors import FencedError, Unavailable
-from fenced.http1.connections import ServerExchange
+from fenced.http1.exchanges import ServerExchange
 from fenced.service.access import EVERYBODY, Principal
 from fenced.service.events import Events, ServiceEvent
 from fenced.service.namespaces import ServedNamespace, ServedNamespaces

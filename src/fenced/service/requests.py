@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote
 
 from msgspec import Struct
 
-from fenced.http1.connections import ServerExchange
+from fenced.http1.exchanges import ServerExchange
 from fenced.http1.heads import Headers, RequestHead
 from fenced.service.access import EVERYBODY, Admission, Principal
 from fenced.service.bodies import BatchBody, RenewBody

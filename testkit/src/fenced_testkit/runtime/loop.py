@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 from asyncio import events
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
@@ -38,18 +37,17 @@ class SimulatedLoop(_AnyLoop):  # type: ignore[misc]
         self._process = process
         self._network = network
         self._tasks: dict[asyncio.Task[Any], None] = {}
-        process.on_crash.append(self._forget)
+        process.on_crash.append(self.close)
 
-    def _forget(self) -> None:
-        """The process has crashed, or the world is over. Tasks that have not begun never will, without a warning."""
-        for task in self._tasks:
-            if (
-                inspect.getcoroutinestate(work := cast(Coroutine[Any, Any, Any], task.get_coro()))
-                == "CORO_CREATED"
-            ):
-                work.close()
+    def close(self) -> None:
+        """The process has crashed, or the world is over. What its tasks do at their ends reaches nobody any more."""
+        tasks, self._tasks = list(self._tasks), {}
+        with self._running():
+            for task in tasks:
+                with contextlib.suppress(Exception):
+                    cast(Coroutine[Any, Any, Any], task.get_coro()).close()
 
-    __del__ = _forget
+    __del__ = close
 
     # What asyncio asks of a loop.
 

@@ -183,7 +183,7 @@ class SimulatedProxy:
         rng = world.world.rng
         self.process = Process(world.world, name, rate=rng.uniform(0.999, 1.001), offset=rng.random() * 1000)
         self.name = name
-        loop = SimulatedLoop(self.process, world.network)
+        self.loop = loop = SimulatedLoop(self.process, world.network)
         runtime = WorldRuntime(world.world)
         self.cells = FaultyCells(world.cells, runtime, world.world, world.faults)
         options = ProxyOptions(
@@ -235,6 +235,8 @@ class ProxyWorld:
         # The last holder comes when all that went wrong must have settled, and nothing else goes wrong.
         self.world.at(at + 40, self._send_last)
         self.world.run(at + 80)
+        for proxy in self._proxies:
+            proxy.loop.close()
         self.outcome.answered = sum(peer.answered for peer in self._peers)
         return self.outcome
 

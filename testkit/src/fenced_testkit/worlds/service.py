@@ -14,7 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fenced.errors import FencedError, Indeterminate, InvariantBroken, Unavailable
-from fenced.http1.connections import ServerConnection, ServerExchange
+from fenced.http1.connections import ServerConnection
+from fenced.http1.exchanges import ServerExchange
 from fenced.http1.heads import BadMessage, RequestHead
 from fenced.http1.limits import HttpLimits
 from fenced.http1.server import HttpServer, ListenOptions
