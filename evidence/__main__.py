@@ -22,6 +22,7 @@ from typing import Any
 import fenced
 from evidence import (
     authority_storms,
+    claim_storm,
     guard_holders,
     ledger,
     live_page,
@@ -169,6 +170,7 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "guard_storms": lambda _: guard_storms(),
     "guard_holders": lambda _: holders(),
     "live_page": lambda _: live_page.run(),
+    "claim_storm": lambda _: claim_storm.run(),
     "message_storm": lambda _: message_storm.run(),
     "service_kills": lambda _: service_kills.run(),
     "service_crashes": lambda _: service_crashes.run(),
