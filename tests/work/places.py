@@ -90,7 +90,8 @@ DELETE FROM runs; DROP TABLE IF EXISTS answers, results, children;
 DELETE FROM fenced_guard.guard WHERE claims IS NULL; DELETE FROM fenced_guard.mark; DELETE FROM fenced_guard.lease;
 DELETE FROM fenced_guard.record; DELETE FROM fenced_guard.tally; DELETE FROM fenced_guard.override;
 UPDATE fenced_guard.mode SET mode = 'require' WHERE pattern = '*'; DELETE FROM fenced_guard.mode WHERE pattern <> '*';
-UPDATE fenced_guard.trust SET realm = NULL WHERE NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'fenced')"""
+UPDATE fenced_guard.trust SET realm = NULL WHERE NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'fenced');
+RESET session_replication_role"""
 """For the next test: the same claims, no rows. The authority elsewhere is another one."""
 
 
