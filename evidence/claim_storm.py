@@ -1,8 +1,8 @@
 """Workers that are stopped and killed at random while they claim rows: each row has one accepted finish.
 
 Processes with several workers each claim one to three rows, and finish them in single statements or in transactions.
-The storm stops processes (SIGSTOP) for longer than their ttl, and kills some (SIGKILL). A trigger of its own writes down
-every finish that the database has accepted, with its token. The control refuses nothing: there the judge must find lost
+The storm stops processes (SIGSTOP) for longer than their ttl, and kills some (SIGKILL). A trigger of its own writes
+down every finish that the database has accepted, with its token. The control refuses nothing: there the judge must find lost
 work.
 
     python -m evidence.claim_storm work ENGINE DATA AUTHORITY WORKERS SEED    # one process of the storm
