@@ -139,7 +139,7 @@ def test_wrong_arguments_are_misuse(wrong: dict[str, Any]) -> None:
         Claims(**{**OPTIONS, **wrong})
 
 
-def test_what_an_installed_guard_stores_is_what_was_given() -> None:
+def test_an_installed_guard_stores_what_was_given() -> None:
     claiming = Claims(**OPTIONS)._spec.claims
     assert claiming is not None
     assert Claiming.parse(str(claiming)) == claiming
