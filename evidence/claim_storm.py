@@ -2,8 +2,8 @@
 
 Processes with several workers each claim one to three rows, and finish them in single statements or in transactions.
 The storm stops processes (SIGSTOP) for longer than their ttl, and kills some (SIGKILL). A trigger of its own writes
-down every finish that the database has accepted, with its token. The control refuses nothing: there the judge must find lost
-work.
+down every finish that the database has accepted, with its token. The control refuses nothing: there the judge must
+find lost work.
 
     python -m evidence.claim_storm work ENGINE DATA AUTHORITY WORKERS SEED    # one process of the storm
 """
