@@ -65,6 +65,8 @@ class Promises:
     """A name whose lease has expired, or that is kept, may stay taken for longer than it should, by no known time."""
     exact: bool = False
     """The trace has the moments of the decisions, and leases and places end exactly when they should."""
+    ends_as_expired: bool = False
+    """A release that was carried out, and whose reply was lost, may be answered `expired` when it is tried again."""
     place: Callable[[float], float] = timing.waiter_ttl
     """How long a place in a queue lasts at least, by the ttl."""
 
@@ -75,7 +77,8 @@ class Promises:
         # Places of sessions end with their session, which may be a third shorter than their ttl.
         shorter = (lambda ttl: timing.waiter_ttl(ttl) * 2 / 3) if "sessions" in keys else timing.waiter_ttl
         late = not keys.isdisjoint(("restart-prolongs", "delay-noticed", "sessions"))
-        return cls("per-name-order" in keys, forgets, late, exact, shorter)
+        # What a session has deleted leaves no trace of why, once the session itself is over.
+        return cls("per-name-order" in keys, forgets, late, exact, "sessions" in keys, shorter)
 
     def slack(self, *durations: float) -> float:
         """By how much a clock may differ over these durations."""
@@ -138,7 +141,9 @@ class Life:
         return [
             call
             for call in ends
-            if call.answer in ("", "released") or call.reason in ("released", "withdrawn")
+            if call.answer in ("", "released")
+            or call.reason in ("released", "withdrawn")
+            or (call.reason == "expired" and self.promises.ends_as_expired)
         ]
 
     @cached_property
