@@ -33,6 +33,7 @@ COMMANDS = {
         "fenced.cli.guards:guard",
         "Install guards in a database, and operate them.",
     ),
+    "work": ("fenced.cli.work:work", "Show who has claimed which rows of a table."),
     "serve": ("fenced.cli.serve:serve", "Serve leases over HTTP, for programs in any language."),
     "proxy": ("fenced.cli.proxy:proxy", "Put an HTTP service behind a fence, without a change to it."),
     "drill": ("fenced.drills.command:drill", "Stop a holder past its ttl and see whether it is refused."),

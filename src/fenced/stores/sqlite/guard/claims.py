@@ -157,12 +157,12 @@ class SqliteClaims:
         if ends is not None:
             sets += ["claim_holder = NULL", *self._ends(ends, columns)]
         number = write_number(row.token, count)
-        sets.append(f"claim_write = {number}")
+        sets.append("claim_write = ?")  # a parameter: the driver compiles the statement once
         unless = f" AND claim_write < {number}" if repeat else ""
         if ends is not None and ends.held_by is not None:
             unless += f" AND claim_holder = {literal(ends.held_by)}"
         statement = f"UPDATE {self._table} SET {', '.join(sets)} WHERE {self._key} = ?{unless} RETURNING 1"
-        rows = await self._alone(statement, [*columns.values(), row.key], row)
+        rows = await self._alone(statement, [*columns.values(), number, row.key], row)
         if rows or (ends is not None and ends.held_by is not None):
             return
         found = await self._session.run(
