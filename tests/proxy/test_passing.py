@@ -12,6 +12,7 @@ import pytest
 
 from fenced.http1.heads import (
     CHUNKED,
+    HOP_BY_HOP,
     UNTIL_CLOSE,
     BadMessage,
     Headers,
@@ -110,7 +111,7 @@ def _check_request(data: bytes, head: RequestHead, found: PassedRequest) -> None
     assert other.parser.get_http_version() == "1.1" and other.keep
     connection = [value.lower() for name, value in head.headers() if name == b"connection"]
     named = {word.strip() for value in connection for word in value.split(b",")}
-    gone = (passing.HOP_BY_HOP | {b"expect"} | named) - {b"content-length"}
+    gone = (HOP_BY_HOP | {b"expect"} | named) - {b"content-length"}
     kept = [(name, value) for name, value in head.headers() if name not in gone]
     coding = [(b"transfer-encoding", b"chunked")] * (head.length == CHUNKED)
     assert other.headers == [*kept, *coding, (b"via", b"1.1 fenced")], data
@@ -169,7 +170,7 @@ def _check_response(data: bytes, head: ResponseHead, found: PassedResponse, to_h
     assert len(other.body) == (1 if head.length < 0 else head.length)
     assert other.ended == (head.length != UNTIL_CLOSE)
     assert not head.keep or other.keep
-    hops = passing.HOP_BY_HOP | {
+    hops = HOP_BY_HOP | {
         word.strip().lower()
         for name, value in head.headers()
         if name == b"connection"

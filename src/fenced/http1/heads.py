@@ -36,10 +36,20 @@ _TARGET = rb"([!\"$-~]++)"
 """Without `#`: what follows that would be a part of the name for one reader, and nothing at all for another."""
 _REQUEST = re.compile(rb"%b %b HTTP/([0-9]\.[0-9])\r\n%b" % (_METHOD, _TARGET, _FIELDS))
 _RESPONSE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: %b)?\r\n%b" % (_VALUE, _FIELDS))
-_FRAMING = re.compile(
-    rb"^(host|content-length|transfer-encoding|connection|expect):[ \t]*+(.*)\r$",
-    re.IGNORECASE | re.MULTILINE,
+HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer "
+    b"transfer-encoding upgrade".split()
 )
+"""Headers that are for one connection alone."""
+
+
+def lines_of(*names: bytes) -> re.Pattern[bytes]:
+    """Finds the lines of these headers in a head: names and values. It looks for line feeds first, which is quick."""
+    either = b"|".join(map(re.escape, sorted(names)))
+    return re.compile(rb"\n(%b):[ \t]*+([^\r]*)" % either, re.IGNORECASE)
+
+
+_FRAMING = lines_of(b"host", b"content-length", b"expect", *HOP_BY_HOP)
 """The headers that say where a message ends, and what becomes of its connection."""
 NO_HEAD = re.compile(rb"[\0-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r[^\n]")
 """What is in no head, so that nobody has to wait for its end."""
@@ -93,9 +103,9 @@ class RequestHead:
 class ResponseHead:
     """The head of a response."""
 
-    __slots__ = ("keep", "length", "new", "status", "text")
+    __slots__ = ("hops", "keep", "length", "new", "status", "text")
 
-    def __init__(self, status: int, length: int, text: bytes, *, keep: bool, new: bool) -> None:
+    def __init__(self, status: int, length: int, text: bytes, *, keep: bool, new: bool, hops: bool) -> None:
         self.status = status
         self.length = length
         """Of the body: bytes, CHUNKED or UNTIL_CLOSE."""
@@ -104,6 +114,8 @@ class ResponseHead:
         self.keep = keep
         """The server takes another request on this connection."""
         self.new = new
+        self.hops = hops
+        """It has headers of HOP_BY_HOP."""
 
     def headers(self) -> Headers:
         return headers_of(self.text)
@@ -117,7 +129,7 @@ def request_head(text: bytes) -> RequestHead:
     method, target, version, fields = found.groups()
     if fields.count(b"\n") > HEADERS_MAX:
         raise BadMessage(431, f"a request has at most {HEADERS_MAX} headers")
-    framing, new = _framing(fields), version == b"1.1"
+    framing, new = _framing(text), version == b"1.1"
     if not new and version != b"1.0":
         raise BadMessage(505, "HTTP/1.1 or 1.0")
     if len(framing.get(b"host", ())) != 1 and (new or b"host" in framing):
@@ -146,8 +158,8 @@ def response_head(data: bytes, at: int = 0, *, to_head: bool = False) -> Respons
     found = _RESPONSE.match(data, at)
     if found is None:
         return None
-    minor, digits, fields = found.groups()
-    framing, status, new = _framing(fields), int(digits), minor == b"1"
+    text, (minor, digits, _) = found[0], found.groups()
+    framing, status, new = _framing(text), int(digits), minor == b"1"
     length = _length(framing, new, UNTIL_CLOSE)
     if status < 200:
         if length not in (0, UNTIL_CLOSE):
@@ -156,12 +168,13 @@ def response_head(data: bytes, at: int = 0, *, to_head: bool = False) -> Respons
     elif to_head or status in _BODILESS:
         length = 0
     keep = length != UNTIL_CLOSE and _keeps(framing, new)
-    return ResponseHead(status, length, found[0], keep=keep, new=new)
+    hops = not framing.keys().isdisjoint(HOP_BY_HOP)
+    return ResponseHead(status, length, text, keep=keep, new=new, hops=hops)
 
 
-def _framing(fields: bytes) -> _Framing:
+def _framing(text: bytes) -> _Framing:
     framing: _Framing = {}
-    for name, value in _FRAMING.findall(fields):
+    for name, value in _FRAMING.findall(text):
         framing.setdefault(name.lower(), []).append(value.rstrip(b" \t"))
     return framing
 

@@ -13,21 +13,19 @@ from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.http.protocol import SAFE_METHODS
 from fenced.http1.heads import (
     CHUNKED,
+    HOP_BY_HOP,
     BadMessage,
     Headers,
     RequestHead,
     ResponseHead,
     fields_of,
     headers_of,
+    lines_of,
     words_of,
 )
 from fenced.http1.writing import REASONS, ServerReply
 from fenced.net.problems import Problem, plain_problem, problem
 
-HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer "
-    b"transfer-encoding upgrade".split()
-)
 STAMP = b"fenced-stamp"
 FENCE = (STAMP, b"fenced-proof")
 OVERRIDES = frozenset(b"x-http-method x-http-method-override x-method-override".split())
@@ -41,14 +39,8 @@ _LOOKED_AT = _DROPPED | {b"content-length", b"host", *FENCE} | OVERRIDES | REWRI
 """The headers that mean something to a proxy."""
 
 
-def _lines_of(names: frozenset[bytes]) -> re.Pattern[bytes]:
-    """A line of one of these headers: its name and its value."""
-    either = b"|".join(map(re.escape, sorted(names)))
-    return re.compile(rb"^(%b):[ \t]*+(.*)\r\n" % either, re.IGNORECASE | re.MULTILINE)
-
-
-_LOOKED_AT_LINES, _HOP_LINES = _lines_of(_LOOKED_AT - {b"host", b"content-length"}), _lines_of(HOP_BY_HOP)
-_ODD_NAMES = re.compile(rb"^([0-9A-Za-z-]*+[^0-9A-Za-z:\r-][^:]*+):", re.MULTILINE)
+_LOOKED_AT_LINES, _CONNECTION = lines_of(*_LOOKED_AT - {b"host", b"content-length"}), lines_of(b"connection")
+_ODD_NAMES = re.compile(rb"\n([0-9A-Za-z-]*+[^0-9A-Za-z:\r-][^:]*+):")
 """Names with another sign than hyphens."""
 _SIGNS = re.compile(rb"[^0-9A-Za-z]")
 _SAFE = frozenset(method.encode() for method in SAFE_METHODS)
@@ -100,9 +92,9 @@ def passed(head: RequestHead) -> PassedRequest:
     """What is passed on of a request. BadMessage if it asks for what a proxy of this kind cannot do."""
     fields = fields_of(head.text)
     special: dict[bytes, list[bytes]] = {}
-    for name, value in _LOOKED_AT_LINES.findall(fields):
+    for name, value in _LOOKED_AT_LINES.findall(head.text):
         special.setdefault(name.lower(), []).append(value.rstrip(b" \t"))
-    for name in _ODD_NAMES.findall(fields):
+    for name in _ODD_NAMES.findall(head.text):
         # CGI and WSGI take X_HTTP_Method_Override for X-HTTP-Method-Override.
         if plain_name(name) in _LOOKED_AT:
             raise BadMessage(
@@ -148,10 +140,9 @@ class PassedResponse(NamedTuple):
 
 def passed_back(head: ResponseHead) -> PassedResponse:
     """What is passed on of a response."""
-    hops = _HOP_LINES.findall(head.text)
-    if not hops and head.new:
+    if head.new and not head.hops:
         return PassedResponse(head, head.text[:-2], same=True)
     first, _, fields = head.text[:-2].partition(b"\r\n")
-    connection = [value for name, value in hops if name.lower() == b"connection"]
+    connection = [value for _, value in _CONNECTION.findall(head.text)]
     lines = b"HTTP/1.1%b\r\n%b" % (first[8:], _without(fields, HOP_BY_HOP, connection))
     return PassedResponse(head, lines, same=False)
