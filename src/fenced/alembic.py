@@ -1,6 +1,7 @@
 """Guards in Alembic's migrations, for databases whose engine supports SQLAlchemy's connections.
 
     op.install_guard("orders", name="orders/{id}")
+    op.install_claims("runs", name="runs/{id}", ready="status = 'pending'")
     op.uninstall_guard("orders")
 
 Import this module in `env.py`. Autogenerate then compares the guards of the database with those of the models, which
@@ -25,19 +26,29 @@ try:
     from alembic.autogenerate import comparators, renderers
     from alembic.autogenerate.api import AutogenContext
     from alembic.operations import MigrateOperation, Operations
-    from alembic.operations.ops import CreateTableOp, DropColumnOp, DropTableOp, ModifyTableOps, UpgradeOps
+    from alembic.operations.ops import (
+        CreateTableOp,
+        DropColumnOp,
+        DropIndexOp,
+        DropTableOp,
+        ModifyTableOps,
+        UpgradeOps,
+    )
     from alembic.util import DispatchPriority
     from sqlalchemy import Table
 except ImportError as error:
     raise registry.needs_package(__name__, error) from error
 
 from fenced.errors import Misuse, Unsupported, shown
+from fenced.guards.claims import COLUMNS, Claiming
 from fenced.guards.engine import Registered, TableGuard
 from fenced.guards.spec import FAILS, Spec, described
 from fenced.runtime.blocking import step
 from fenced.sql import AsyncGuard, Guard
 from fenced.sql.engines import on
 from fenced.values.decision import Mode, Rule
+from fenced.work import Claims
+from fenced.work.claims import ClaimsBase
 
 __all__ = ["InstallGuardOp", "UninstallGuardOp"]
 
@@ -45,6 +56,7 @@ INFO = "fenced"
 """The key in `Table.info` for the guard of a table."""
 
 
+@Operations.register_operation("install_claims")
 @Operations.register_operation("install_guard")
 class InstallGuardOp(MigrateOperation):
     """Installs a guard in the migration's transaction. An installed guard keeps its mode unless one is given."""
@@ -72,6 +84,20 @@ class InstallGuardOp(MigrateOperation):
     ) -> None:
         """Guard a table, as `fenced.sql.Guard(...).install(op.get_bind(), ...)` does."""
         asked = Registered(Spec(table, name, rule, epoch), mandatory)
+        operations.invoke(cls(asked, mode, replaces=replace))
+
+    @classmethod
+    def install_claims(
+        cls,
+        operations: Operations,
+        table: str,
+        *,
+        mode: str | None = None,
+        replace: bool = False,
+        **options: Any,
+    ) -> None:
+        """Install claims on a table, as `fenced.work.Claims(...).install(op.get_bind(), ...)` does."""
+        asked = Registered(_installed(Claims(table=table, **options)), True)
         operations.invoke(cls(asked, mode, replaces=replace))
 
     def reverse(self) -> MigrateOperation:
@@ -112,7 +138,11 @@ class UninstallGuardOp(MigrateOperation):
 @Operations.implementation_for(InstallGuardOp)
 def _install(operations: Operations, operation: InstallGuardOp) -> None:
     spec, mandatory = operation.asked
-    if operations.migration_context.as_sql:
+    if operations.migration_context.as_sql and spec.claims is not None:
+        says = f"-- Replace the next statement by Claims(table={spec.table!r}, ...).script(db, transaction=False)"
+        operations.migration_context.impl.static_output(says)
+        operations.execute(FAILS)
+    elif operations.migration_context.as_sql:
         options = {"--name": spec.name, "--rule": spec.rule, "--mode": operation.mode, "--epoch": spec.epoch}
         words = [word for option, value in options.items() if value for word in (option, value)]
         words += ["--replace"] if operation.replaces else []
@@ -128,6 +158,10 @@ def _uninstall(operations: Operations, operation: UninstallGuardOp) -> None:
         _stop_here(operations, "uninstall", operation.table, "--print", "--no-transaction")
     else:
         step(_table(operations.get_bind(), Spec(operation.table, "any")).uninstall())
+
+
+def _installed(claims: ClaimsBase) -> Spec:
+    return replace(claims._spec, rule=claims._spec.installs)
 
 
 def _stop_here(operations: Operations, command: str, table: str, *words: str) -> None:
@@ -183,12 +217,19 @@ def _declared(table: Table, key: str, default: str) -> Registered | None:
     guard = table.info.get(INFO)
     if guard is None:
         return None
-    if not isinstance(guard, Guard | AsyncGuard) or _key(guard.table, default) != key:
-        raise Misuse(f"info[{INFO!r}] of the table {key} is its fenced.sql.Guard, not {shown(guard)}")
+    if not isinstance(guard, Guard | AsyncGuard | ClaimsBase) or _key(guard.table, default) != key:
+        raise Misuse(
+            f"info[{INFO!r}] of the table {key} is its fenced.sql.Guard or fenced.work.Claims, not {shown(guard)}"
+        )
     return Registered(replace(guard._spec, rule=guard._spec.installs), guard._mandatory)
 
 
 def _same(one: Registered, other: Registered) -> bool:
+    mine, installed = one.spec.claims, other.spec.claims
+    if (
+        mine is not None and installed is not None and mine.minted is None
+    ):  # the installation has found it out
+        one = Registered(replace(one.spec, claims=replace(mine, minted=installed.minted)), one.mandatory)
     return one == Registered(replace(other.spec, table=one.spec.table), other.mandatory)
 
 
@@ -208,7 +249,10 @@ def _is_ours(
     operation.ops[:] = [
         one
         for one in operation.ops
-        if not (isinstance(one, DropColumnOp) and (key, one.column_name) in epochs)
+        if not (
+            isinstance(one, DropColumnOp) and ((key, one.column_name) in epochs or one.column_name in COLUMNS)
+        )
+        and not (isinstance(one, DropIndexOp) and str(one.index_name).startswith("fenced_"))
     ]
     return operation.is_empty()
 
@@ -217,12 +261,24 @@ def _is_ours(
 def _render_install(context: AutogenContext, operation: InstallGuardOp) -> str:
     spec, mandatory = operation.asked
     words = [repr(spec.table), f"name={spec.name!r}"]
+    if spec.claims is not None:
+        words += _claim_words(spec.claims)
+        words += ["replace=True"] if operation.replaces else []
+        return _rendered(context, f"install_claims({', '.join(words)})")
     words += [f"rule={spec.rule!r}"] if spec.rule != "retry" else []
     words += [f"mode={operation.mode!r}"] if operation.mode else []
     words += [f"epoch={spec.epoch!r}"] if spec.epoch else []
     words += ["mandatory=False"] if not mandatory else []
     words += ["replace=True"] if operation.replaces else []
     return _rendered(context, f"install_guard({', '.join(words)})")
+
+
+def _claim_words(claims: Claiming) -> list[str]:
+    words = [f"ready={claims.ready!r}", f"order={claims.order!r}", f"key={claims.key!r}"]
+    sets = {"taken": claims.taken, "back": claims.back, "dead": claims.dead}
+    words += [f"{what}={dict(columns)!r}" for what, columns in sets.items() if columns]
+    words.append(f"max_attempts={claims.max_attempts}")
+    return words + ([f"mint={claims.minted!r}"] if claims.minted is not None else [])
 
 
 @renderers.dispatch_for(UninstallGuardOp)

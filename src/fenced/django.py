@@ -5,7 +5,8 @@
     with client.hold("orders/42") as lease, fenced.django.atomic(orders, lease):
         Order.objects.filter(id=42).update(qty=F("qty") + 1)
 
-`ReceiverMiddleware` reads stamps of requests and answers refusals; `InstallGuard` is a migration operation.
+`ReceiverMiddleware` reads stamps of requests and answers refusals; `InstallGuard` and
+`InstallClaims` are migration operations.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ from fenced.runtime.blocking import step
 from fenced.sql import Guard, refusal
 from fenced.sql.engines import on
 from fenced.values.decision import Mode, Rule
+from fenced.work import Claims
 
-__all__ = ["InstallGuard", "ReceiverMiddleware", "atomic"]
+__all__ = ["InstallClaims", "InstallGuard", "ReceiverMiddleware", "atomic"]
 
 
 @contextmanager
@@ -163,6 +165,22 @@ class InstallGuard(Operation):  # type: ignore[misc]
     @property
     def migration_name_fragment(self) -> str:
         return f"guard_{self.spec.table.replace('.', '_')}"
+
+
+class InstallClaims(InstallGuard):
+    """Installs claims on a table, with the options of `fenced.work.Claims`; backwards, uninstalls them."""
+
+    def __init__(self, *, mode: str | None = None, replace: bool = False, **options: Any) -> None:
+        self.spec = Claims(**options)._spec
+        self.mode = None if mode is None else str(Mode.parse(mode))
+        self.replace = replace
+
+    def describe(self) -> str:
+        return f"Claim rows of {self.spec.table} as {self.spec.name}"
+
+    @property
+    def migration_name_fragment(self) -> str:
+        return f"claims_{self.spec.table.replace('.', '_')}"
 
 
 def _table(schema_editor: Any, spec: Spec) -> TableGuard:

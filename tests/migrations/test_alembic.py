@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -22,6 +23,7 @@ from fenced.guards.spec import Spec
 from fenced.runtime.blocking import step
 from fenced.sql import AsyncGuard, Guard
 from fenced.sql.engines import on
+from fenced.work import Claims
 
 ENV = """
 import asyncio
@@ -71,7 +73,7 @@ class Project:
         self.config.attributes.update(engine=self.engine)
         self.model(None)
 
-    def model(self, guard: Guard | AsyncGuard | None, *, table: str = "orders") -> None:
+    def model(self, guard: Guard | AsyncGuard | Claims | None, *, table: str = "orders") -> None:
         """The models, with this guard in the info of the table."""
         self.metadata = sa.MetaData()
         columns = [sa.Column("id", sa.Integer, primary_key=True), sa.Column("shop", sa.Integer)]
@@ -124,6 +126,27 @@ def test_a_models_guard_follows_it_through_its_migrations(project: Project) -> N
     command.upgrade(project.config, "head")
     command.downgrade(project.config, "base")
     assert project.guards() == [] and not sa.inspect(project.engine).has_table("orders")
+
+
+def test_a_models_claims_follow_it_through_its_migrations(project: Project) -> None:
+    runs: dict[str, Any] = {
+        "table": "orders",
+        "name": "orders/{id}",
+        "ready": "shop = 1",
+        "back": {"shop": 1},
+        "order": "id",
+    }
+    project.model(Claims(**runs))
+    made = project.revise("first")  # the columns and indexes that it adds are no difference
+    call = "op.install_claims('orders', name='orders/{id}', ready='shop = 1', order='id', key='id', back={'shop': 1}"
+    assert call in made
+    assert project.guards() == [("orders/{id}", "retry", None, True)]
+    project.model(Claims(**{**runs, "max_attempts": 9}))
+    assert "max_attempts=9, replace=True)" in project.revise("other")
+    project.model(None)
+    assert "op.uninstall_guard('" in project.revise("none")
+    command.downgrade(project.config, "base")
+    assert project.guards() == []
 
 
 @pytest.mark.filterwarnings("ignore:Did not recognize type:sqlalchemy.exc.SAWarning")  # xid8

@@ -29,6 +29,7 @@ import fenced.http
 from fenced import sql
 from fenced.values.decision import Rule
 from fenced.values.model import Stamp
+from fenced.work import Claims
 
 ERRORS = {
     "stale": fenced.StaleToken("x", name="orders/42", holder="abc"),
@@ -373,6 +374,34 @@ def test_a_migration_installs_and_uninstalls(database: dict[str, Any]) -> None:
     Order.objects.filter(id=42).update(qty=1)
     written = MigrationWriter(made).as_string()
     assert "import fenced.django" in written and "fenced.django.InstallGuard(" in written
+
+
+def test_claims_on_a_model(database: dict[str, Any], postgresql_url: str) -> None:
+    options: dict[str, Any] = {
+        "table": "shop_order",
+        "name": "orders/{id}",
+        "ready": "qty = 10",
+        "back": {"qty": 10},
+    }
+    made = Migration("0001_initial", "shop")
+    made.operations = [
+        CreateModel("Order", [(field.name, field.clone()) for field in Order._meta.fields]),
+        fenced.django.InstallClaims(mode="require", **options),
+    ]
+    with connection.schema_editor() as editor:
+        made.apply(ProjectState(), editor)
+    assert "fenced.django.InstallClaims(" in MigrationWriter(made).as_string()
+    Order.objects.create(id=42, qty=10)
+    del options["table"]
+    orders = Claims(model=Order, mint=False, **options)
+    with fenced.Client("memory:django", guarantee="best-effort") as client, orders.worker(client) as worker:
+        with worker.claim() as run, run.transaction():  # type: ignore[union-attr]
+            Order.objects.filter(id=42).update(qty=F("qty") + 1)  # announced
+            assert run is not None
+            run.finish(None, qty=12)
+        assert Order.objects.get(id=42).qty == 12
+        with pytest.raises(DatabaseError, match="no stamp"):
+            Order.objects.filter(id=42).update(qty=1)
 
 
 def test_sqlmigrate_prints_what_can_be_run(database: dict[str, Any]) -> None:
