@@ -43,7 +43,7 @@ def test_a_refusal_that_is_believed_after_a_doubt_is_caught(
     async def believed(answer: AskAnswer, *_: object) -> AskAnswer:
         return answer
 
-    monkeypatch.setattr("fenced.stores.redis.authority.authority.made_final", believed)
+    monkeypatch.setattr("fenced.leases.pooled.made_final", believed)
     monkeypatch.setattr(outages, "SOON", 2.0)
     check = CHECKS["a_late_copy_of_a_refused_ask_is_granted_to_nobody"]
     assert is_caught(check, lambda runtime: Harness(runtime, server))

@@ -210,7 +210,7 @@ def test_a_header_that_a_service_may_take_for_another(other: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["/orders/{id}", "{path.id}-x", "a/{b}", "/a/{b} = a/{path.c}", "a/{cookie.b}"]
+    "text", ["/orders/{id}", "{path.id}-x", "/a/{b} = a/{c}", "/a/{b} = a/{path.c}", "a/{cookie.b}"]
 )
 def test_a_template_that_is_none(text: str) -> None:
     with pytest.raises(Misuse):

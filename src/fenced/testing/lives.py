@@ -65,8 +65,9 @@ class Promises:
     """A name whose lease has expired, or that is kept, may stay taken for longer than it should, by no known time."""
     exact: bool = False
     """The trace has the moments of the decisions, and leases and places end exactly when they should."""
-    ends_as_expired: bool = False
-    """A release that was carried out, and whose reply was lost, may be answered `expired` when it is tried again."""
+    sessions: bool = False
+    """Attempts live in sessions. A release that was carried out, and whose reply was lost, may be answered `expired`
+    when it is tried again; and the first of a queue may be told to wait until its session is confirmed."""
     place: Callable[[float], float] = timing.waiter_ttl
     """How long a place in a queue lasts at least, by the ttl."""
 
@@ -143,7 +144,7 @@ class Life:
             for call in ends
             if call.answer in ("", "released")
             or call.reason in ("released", "withdrawn")
-            or (call.reason == "expired" and self.promises.ends_as_expired)
+            or (call.reason == "expired" and self.promises.sessions)
         ]
 
     @cached_property

@@ -283,6 +283,8 @@ def check_refusals(life: Life, queues: Sequence[NameTrace], unseen_until: float)
     for call in life.calls:
         if call.op != "ask" or call.answer not in ("busy", "waiting") or call.sent < unseen_until:
             continue  # a renewal of a place grants nothing, and is told that it waits
+        if life.promises.sessions and call.answer == "waiting" and life.queued_by < call.sent:
+            continue  # the first of a queue waits until its session is confirmed
         # A waiter waits for those that were there when it was queued, and for nobody who came later.
         by = min(call.at, life.queued_by)
         if not any(queue.may_be_taken(call, by, life) for queue in queues):
