@@ -13,6 +13,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 APT := apt-get update && apt-get install -y
+# Every extra but `testing`, whose package is built here and is on no index.
+EXTRAS = $(shell $(BIN)/python -c 'import tomllib; print(*(f"--extra={extra}" for extra in tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"] if extra != "testing"))')
 COMPILE = $(BIN)/uv --quiet pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 
 # The real servers and clients that the tests start, as command:package. One is installed only if its command is missing.
@@ -84,7 +86,7 @@ build: $(VENV)/.build ## wheels and sdists of fenced and fenced-testkit in dist/
 lock: $(BIN)/uv ## write the locks again; ARGS=--upgrade for the newest versions
 	$(COMPILE) $(ARGS) --group test --output-file requirements/test.lock pyproject.toml
 	$(COMPILE) --constraint requirements/test.lock --group build --output-file requirements/build.lock
-	$(COMPILE) --constraint requirements/test.lock --all-extras --group walk --output-file requirements/walk.lock pyproject.toml
+	$(COMPILE) --constraint requirements/test.lock $(EXTRAS) --group walk --output-file requirements/walk.lock pyproject.toml
 	$(COMPILE) $(ARGS) --constraint requirements/test.lock --group docs --output-file requirements/docs.lock pyproject.toml
 	@! grep -n '://' requirements/*.lock || { echo 'a lock names an address; see above'; exit 1; }
 
