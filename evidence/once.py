@@ -26,8 +26,9 @@ def run_schedule(url: str, log: Path, end: int, skew: float) -> None:
     with fenced.Client(url, guarantee="best-effort") as client:
         while (tick := ticks.tick_of(time.time() + skew, 1)) <= end:
             # A machine that was stopped in its turn is refused when it writes its mark: another one has run the tick.
+            # One that was stopped inside a transaction of SQLite's blocks the others until it goes on.
             with (
-                contextlib.suppress(fenced.LeaseLost, fenced.StaleToken, fenced.NotGranted),
+                contextlib.suppress(fenced.LeaseLost, fenced.StaleToken, fenced.NotGranted, fenced.Contended),
                 client.once("tick", tick, ttl=TTL, wait=4 * TTL) as turn,
             ):
                 if turn:

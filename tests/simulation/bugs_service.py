@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fenced.errors import FencedError, Indeterminate, Unavailable
+from fenced.http1.responses import ResponseReader
 from fenced.net.pool import ConnectionBroken
 from fenced.runtime.sockets import Late
 from fenced.stores.service.authority.authority import ServiceAuthority
 from fenced.stores.service.authority.listening import ServicePool, ServiceWakeups
-from fenced.stores.service.wire.connection import HttpReply, HttpWire
+from fenced.stores.service.wire.connection import REPLY_BYTES_MAX, HttpReply, HttpWire
 from fenced_testkit.worlds.service import ServiceBackend, ServiceInstance, WatchedConnection
 from fenced_testkit.worlds.site import Site
 from tests.planted import bugs
@@ -53,7 +54,8 @@ class PatientWire(HttpWire):
         except ConnectionBroken as error:
             if not isinstance(error.__cause__, Late):
                 raise
-            # For the pool this is an answer: the connection is kept.
+            # For the pool this is an answer: the connection is kept, and its reader has forgotten what it waits for.
+            self._reader = ResponseReader(REPLY_BYTES_MAX)
             raise Indeterminate(str(error)) from error
 
 

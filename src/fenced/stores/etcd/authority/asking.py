@@ -187,7 +187,8 @@ class Asking:
         found, meta, place = (each.first for each in reply.found)
         if found is None or found.modified != attempt.revision:
             self._attempts.forget(attempt)
-            return Ended(Phase.EXPIRED.value) if found is None else None
+            # Record and place gone: so long ago that etcd has forgotten the attempt, and this ask is a first one.
+            return Ended(Phase.EXPIRED.value) if found is None and place is not None else None
         if space.is_new(meta) or raw != space.raw:
             return None
         # If the etcd lease of its places has ended while it waited, or ends now, it has lost them.
