@@ -16,7 +16,7 @@ from fenced.stores.etcd.wire.messages import delete, get, put, txn
 from fenced.stores.etcd.wire.protobuf import data, fields, integer, message, raw, signed, whole
 from fenced_testkit.runtime.world import World
 from fenced_testkit.servers import EtcdServer
-from fenced_testkit.worlds.etcd_cluster import InMemoryEtcd
+from fenced_testkit.worlds.etcd_cluster import EXPIRY_CHECK_SECONDS, InMemoryEtcd
 
 pytestmark = pytest.mark.xdist_group("etcd in memory")  # one server for all
 
@@ -334,6 +334,18 @@ def test_a_lease_expires_as_on_a_real_server(server: EtcdServer) -> None:
     assert outcomes[0] == outcomes[1]
     real.close()
     real_stream.close()
+
+
+def test_a_slow_leader_is_not_slow_for_ever_about_the_leases_of_that_time() -> None:
+    for seed in range(20):
+        world = World(seed)
+        cluster = in_memory(world)
+        client = InMemoryClient(cluster)
+        cluster.expiry_delay_max = 60.0
+        client.call(messages.LEASE_GRANT, messages.lease_grant(7, 2))
+        cluster.expiry_delay_max = EXPIRY_CHECK_SECONDS
+        world.run(world.now + 2.0 + 2 * EXPIRY_CHECK_SECONDS)
+        assert not cluster.store.leases
 
 
 # A cluster of three.

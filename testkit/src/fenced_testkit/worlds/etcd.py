@@ -28,8 +28,9 @@ class EtcdBackend(AuthorityBackend):
 
     name = "etcd"
     traits = EtcdAuthority.traits
-    keep_lateness = 1.0 + 2 * EXPIRY_CHECK_SECONDS  # in whole seconds
     ttls = (1.0, 2.0)
+    # In whole seconds; and a renewal that reaches etcd after the lease has ended still prolongs its lock_delay.
+    keep_lateness = 1.0 + 2 * EXPIRY_CHECK_SECONDS + 2.0
     lateness = 2.0  # a leader looks for expired leases every half second, and a new leader prolongs leases
     authority_type: type[EtcdAuthority] = EtcdAuthority
 

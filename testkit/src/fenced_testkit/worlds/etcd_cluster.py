@@ -194,19 +194,21 @@ class InMemoryEtcd:
 
     def _plan_expiry(self, lease: int) -> None:
         """Delete a lease some time after it has expired, unless it is kept alive. Only a leader does that."""
-        late = self.rng.random() * self.expiry_delay_max
+        share = self.rng.random()
 
         def expire() -> None:
             found = self.store.leases.get(lease)
             if found is None:
                 return
-            if found.expires + late <= self.now() and self.has_leader():
+            # By the delay of now: a leader that was slow when the lease was made is not slow for ever.
+            if found.expires + share * self.expiry_delay_max <= self.now() and self.has_leader():
                 self.store.revoke(lease)
                 self.committed()
             else:
-                self.at(max(found.expires + late, self.now() + EXPIRY_CHECK_SECONDS / 5), expire)
+                look = found.expires + share * EXPIRY_CHECK_SECONDS
+                self.at(max(look, self.now() + EXPIRY_CHECK_SECONDS / 5), expire)
 
-        self.at(self.store.leases[lease].expires + late, expire)
+        self.at(self.store.leases[lease].expires + share * EXPIRY_CHECK_SECONDS, expire)
 
 
 class EtcdMember:

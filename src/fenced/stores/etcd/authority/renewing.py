@@ -87,7 +87,8 @@ class Renewing:
         """Prolong all their etcd leases; returns the ids of those that are alive.
 
         The lease of a lock_delay only with that of its names, and before it: so it always outlives it, and a renewal
-        that comes too late prolongs no delay. Of an attempt of another client we know only afterwards whether it lives.
+        that is sent too late prolongs no delay (one that is sent in time and reaches etcd late does). Of an attempt of
+        another client we know only afterwards whether it lives.
         """
         now = self._now()
         leases: list[EtcdLease] = []
