@@ -10,7 +10,9 @@ inside them.
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import signal
 import tempfile
@@ -23,6 +25,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from fenced.runtime.machine import IN_MEMORY, mount_of
+from fenced.testing import COLOURS
+from fenced.values.contracts import Colour
 from fenced_testkit.servers import (
     DynamoServer,
     EtcdServer,
@@ -35,6 +39,7 @@ from fenced_testkit.servers import (
     ZooKeeperServer,
 )
 from fenced_testkit.servers.dynamodb import KEYS
+from tests.colours import play
 from tests.walk.traveller import Traveller
 
 Prepare = Callable[[psycopg.Connection[Any]], None]
@@ -75,6 +80,34 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items if grouped else ():
         if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
             raise pytest.UsageError(f"pytest-xdist does not know that {item.nodeid} belongs to a group")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs in an event loop, or, if it asks for a `runtime`, in each colour."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given: dict[str, Any] = {
+        name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters
+    }
+    if "runtime" in given:
+        play(lambda runtime: pyfuncitem.obj(**given | {"runtime": runtime}), given["runtime"])
+    else:
+        with asyncio.Runner(loop_factory=given.get("loop")) as runner:
+            runner.run(pyfuncitem.obj(**given))
+    return True
+
+
+@pytest.fixture(params=COLOURS)
+def colour(request: pytest.FixtureRequest) -> Colour:
+    found: Colour = request.param
+    return found
+
+
+@pytest.fixture
+def runtime(colour: Colour) -> Colour:
+    """The colour of the runtime that a coroutine gets instead, which is made where it runs."""
+    return colour
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import itertools
@@ -118,7 +117,7 @@ def test_a_stale_holder_changes_nothing(guard: Bound, client: Any, item: Item) -
             assert item.count(client) is None
 
 
-def test_the_same_in_asyncio(dynamo_server: DynamoServer, client: Any, item: Item) -> None:
+async def test_the_same_in_asyncio(dynamo_server: DynamoServer, client: Any, item: Item) -> None:
     async def story(asking: Any, prefix: str) -> None:
         guard = Bound(AsyncDynamoGuard(TABLE, prefix=prefix), asking)
         async with guard.transaction(stamp(5)) as tx:
@@ -134,14 +133,11 @@ def test_the_same_in_asyncio(dynamo_server: DynamoServer, client: Any, item: Ite
         with pytest.raises(Misuse, match="async with"), guard.transaction(stamp(6)):
             pass
 
-    async def both() -> None:
-        async with get_session().create_client("dynamodb", endpoint_url=dynamo_server.endpoint()) as asking:
-            with pytest.raises(Misuse, match="AsyncDynamoGuard"):
-                DynamoGuard(TABLE).announce(asking, stamp(5))
-            await story(asking, f"aio-{next(_numbers)}")
-        await story(client, f"aio-{next(_numbers)}")
-
-    asyncio.run(both())
+    async with get_session().create_client("dynamodb", endpoint_url=dynamo_server.endpoint()) as asking:
+        with pytest.raises(Misuse, match="AsyncDynamoGuard"):
+            DynamoGuard(TABLE).announce(asking, stamp(5))
+        await story(asking, f"aio-{next(_numbers)}")
+    await story(client, f"aio-{next(_numbers)}")
     assert item.count(client) == 2
 
 
@@ -409,20 +405,16 @@ def test_a_rule_that_is_not_installed(client: Any) -> None:
         raise AssertionError
 
 
-def test_a_transaction_is_entered_once(client: Any) -> None:
+async def test_a_transaction_is_entered_once(client: Any) -> None:
     item, prefix = Item(), f"once-{next(_numbers)}"
     guard, suspending = (
         Bound(DynamoGuard(TABLE, prefix=prefix), client),
         Bound(AsyncDynamoGuard(TABLE, prefix=prefix), client),
     )
     is_entered_once(lambda: guard.transaction(stamp(5)), lambda tx: tx.update(**item.one_more()))
-
-    async def story() -> None:
-        await is_entered_once_by_tasks(
-            lambda: suspending.transaction(stamp(5)), lambda tx: tx.update(**item.one_more())
-        )
-
-    asyncio.run(story())
+    await is_entered_once_by_tasks(
+        lambda: suspending.transaction(stamp(5)), lambda tx: tx.update(**item.one_more())
+    )
     assert client.get_item(**item.at, ConsistentRead=True)["Item"]["count"] == {"N": "2"}
 
 

@@ -266,52 +266,45 @@ def test_names_that_are_none(guard: Bound, prefix: str) -> None:
             tx.put(f"{prefix}/stock".encode(), b"1")
 
 
-def test_asyncio(etcd_url: str, prefix: str) -> None:
-    async def story() -> None:
-        guard = Bound(AsyncEtcdGuard(prefix=prefix), AsyncEtcdClient(etcd_url))
-        key = f"{prefix}/stock".encode()
+async def test_asyncio(etcd_url: str, prefix: str) -> None:
+    guard = Bound(AsyncEtcdGuard(prefix=prefix), AsyncEtcdClient(etcd_url))
+    key = f"{prefix}/stock".encode()
+    async with guard.transaction(stamp(5)) as tx:
+        assert (await tx.get(key)).value is None
+        tx.put(key, b"1")
+    await guard.announce(stamp(6))
+    with pytest.raises(StaleToken):
         async with guard.transaction(stamp(5)) as tx:
-            assert (await tx.get(key)).value is None
-            tx.put(key, b"1")
-        await guard.announce(stamp(6))
+            tx.put(key, b"zombie")
+    assert len((await guard.compares(stamp(6))).compares) == 2
+    await guard.client.close()
+
+
+async def test_a_thousand_late_writes(etcd_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queued by a holder that was overtaken, and sent at once on several connections: none is admitted."""
+    monkeypatch.setattr(timing, "CALL_SECONDS", 300.0)  # the last of them waits for all the others
+    guard, newer = (
+        Bound(AsyncEtcdGuard(prefix=prefix), AsyncEtcdClient(etcd_url)),
+        Bound(AsyncEtcdGuard(prefix=prefix), AsyncEtcdClient(etcd_url)),
+    )
+    key = f"{prefix}/stock".encode()
+    async with guard.transaction(stamp(5)) as tx:
+        tx.put(key, b"10")
+    await newer.announce(stamp(6))
+
+    async def late() -> None:
         with pytest.raises(StaleToken):
             async with guard.transaction(stamp(5)) as tx:
-                tx.put(key, b"zombie")
-        assert len((await guard.compares(stamp(6))).compares) == 2
-        await guard.client.close()
+                tx.put(key, b"late")
 
-    asyncio.run(story())
-
-
-def test_a_thousand_late_writes(etcd_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queued by a holder that was overtaken, and sent at once on several connections: none is admitted."""
-
-    async def story() -> None:
-        guard, newer = (
-            Bound(AsyncEtcdGuard(prefix=prefix), AsyncEtcdClient(etcd_url)),
-            Bound(AsyncEtcdGuard(prefix=prefix), AsyncEtcdClient(etcd_url)),
-        )
-        key = f"{prefix}/stock".encode()
-        async with guard.transaction(stamp(5)) as tx:
-            tx.put(key, b"10")
-        await newer.announce(stamp(6))
-
-        async def late() -> None:
-            with pytest.raises(StaleToken):
-                async with guard.transaction(stamp(5)) as tx:
-                    tx.put(key, b"late")
-
-        await asyncio.gather(*(late() for _ in range(1000)))
-        async with newer.transaction(stamp(6)) as tx:
-            assert (await tx.get(key)).value == b"10"
-        await guard.client.close()
-        await newer.client.close()
-
-    monkeypatch.setattr(timing, "CALL_SECONDS", 300.0)  # the last of them waits for all the others
-    asyncio.run(story())
+    await asyncio.gather(*(late() for _ in range(1000)))
+    async with newer.transaction(stamp(6)) as tx:
+        assert (await tx.get(key)).value == b"10"
+    await guard.client.close()
+    await newer.client.close()
 
 
-def test_eight_holders(etcd_url: str, prefix: str) -> None:
+async def test_eight_holders(etcd_url: str, prefix: str) -> None:
     """With ever newer tokens on one name: each admitted change is there, and the admitted tokens never fall."""
     key, tokens = f"{prefix}/stock".encode(), iter(range(1, 10_000))
     admitted: list[tuple[int, int]] = []
@@ -331,10 +324,7 @@ def test_eight_holders(etcd_url: str, prefix: str) -> None:
             admitted.append((count, token))
         await guard.client.close()
 
-    async def story() -> None:
-        await asyncio.gather(*(work() for _ in range(8)))
-
-    asyncio.run(story())
+    await asyncio.gather(*(work() for _ in range(8)))
     admitted.sort()
     assert [count for count, _ in admitted] == list(range(1, len(admitted) + 1))
     assert [token for _, token in admitted] == sorted(token for _, token in admitted)
@@ -352,18 +342,14 @@ def test_a_rule_that_is_not_installed(etcd_url: str, prefix: str, guard: Bound) 
     wrong.client.close()
 
 
-def test_a_transaction_is_entered_once(guard: Bound, etcd_url: str, prefix: str) -> None:
+async def test_a_transaction_is_entered_once(guard: Bound, etcd_url: str, prefix: str) -> None:
     keys = (f"{prefix}/{number}".encode() for number in itertools.count())
     is_entered_once(lambda: guard.transaction(stamp(5)), lambda tx: tx.put(next(keys), b""))
-
-    async def story() -> None:
-        suspending = Bound(AsyncEtcdGuard(prefix=prefix), AsyncEtcdClient(etcd_url))
-        await is_entered_once_by_tasks(
-            lambda: suspending.transaction(stamp(5)), lambda tx: tx.put(next(keys), b"")
-        )
-        await suspending.client.close()
-
-    asyncio.run(story())
+    suspending = Bound(AsyncEtcdGuard(prefix=prefix), AsyncEtcdClient(etcd_url))
+    await is_entered_once_by_tasks(
+        lambda: suspending.transaction(stamp(5)), lambda tx: tx.put(next(keys), b"")
+    )
+    await suspending.client.close()
     with guard.transaction(stamp(5)) as tx:
         there = [tx.get(f"{prefix}/{number}".encode()).value for number in range(4)]
     assert there == [None, b"", None, b""]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import subprocess
@@ -116,18 +115,15 @@ def test_held_twice_and_below_another_decorator() -> None:
     client.close()
 
 
-def test_async_held_fills_its_name() -> None:
-    async def story() -> None:
-        async with fenced.AsyncClient("memory:async-filled") as client:
+async def test_async_held_fills_its_name() -> None:
+    async with fenced.AsyncClient("memory:async-filled") as client:
 
-            class Stock:
-                @client.held("stock/{sku}")
-                async def sell(self, lease: fenced.AsyncLease, sku: str) -> str:
-                    return lease.name
+        class Stock:
+            @client.held("stock/{sku}")
+            async def sell(self, lease: fenced.AsyncLease, sku: str) -> str:
+                return lease.name
 
-            assert await Stock().sell(sku="apple") == "stock/apple"
-
-    asyncio.run(story())
+        assert await Stock().sell(sku="apple") == "stock/apple"
 
 
 def test_a_wait_without_a_limit_is_told_after_a_minute(

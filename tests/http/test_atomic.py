@@ -179,7 +179,7 @@ class Order(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
-def test_in_fastapi_a_dependency_commits_before_the_answer_only_with_function_scope(
+async def test_in_fastapi_a_dependency_commits_before_the_answer_only_with_function_scope(
     postgresql_url: str,
 ) -> None:
     """SQLAlchemy sends the INSERT at COMMIT, and the database refuses it. With FastAPI's default that is too late."""
@@ -205,13 +205,10 @@ def test_in_fastapi_a_dependency_commits_before_the_answer_only_with_function_sc
         session.add(Order(id=43))
         return "done"
 
-    async def story() -> None:
-        mine = pairs_of(stamp(1, 1, NAME))
-        assert (await call_asgi(app, "POST", "/early", mine)).kind == "uncovered"
-        statuses: list[int] = []
-        with pytest.raises(fenced.Uncovered):
-            await call_asgi(app, "POST", "/late", mine, statuses)
-        assert statuses == [200], "the client believes that it was done"
-        await engine.dispose()
-
-    asyncio.run(story())
+    mine = pairs_of(stamp(1, 1, NAME))
+    assert (await call_asgi(app, "POST", "/early", mine)).kind == "uncovered"
+    statuses: list[int] = []
+    with pytest.raises(fenced.Uncovered):
+        await call_asgi(app, "POST", "/late", mine, statuses)
+    assert statuses == [200], "the client believes that it was done"
+    await engine.dispose()

@@ -506,65 +506,55 @@ async def uploading(receive: Any) -> bytes:
 
 
 @pytest.mark.parametrize("stuck", ["upload", "answer"])
-def test_a_client_that_is_stuck_is_cut_off_in_asyncio(stuck: str) -> None:
+async def test_a_client_that_is_stuck_is_cut_off_in_asyncio(stuck: str) -> None:
     """An upload that stops in the middle, and a client that does not read: the newer request goes on."""
+    at_the_client, ended = asyncio.Event(), list[str]()
 
-    async def story() -> None:
-        at_the_client, ended = asyncio.Event(), list[str]()
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await uploading(receive)
+            await asgi_app(scope, receive, send)
+        except BaseException as error:
+            ended.append(type(error).__name__)
+            raise
 
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            try:
-                await uploading(receive)
-                await asgi_app(scope, receive, send)
-            except BaseException as error:
-                ended.append(type(error).__name__)
-                raise
+    before = Before(app, store=new_store(), names=NAMES, overtime=0.01)
+    sent: list[Any] = []
+    messages = [{"type": "http.request", "body": b"a", "more_body": stuck == "upload"}]
 
-        before = Before(app, store=new_store(), names=NAMES, overtime=0.01)
-        sent: list[Any] = []
-        messages = [{"type": "http.request", "body": b"a", "more_body": stuck == "upload"}]
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        at_the_client.set()
+        return await asyncio.Event().wait()
 
-        async def receive() -> Any:
-            if messages:
-                return messages.pop()
+    async def send(message: Any) -> None:
+        if stuck == "answer" and "body" in message:
             at_the_client.set()
-            return await asyncio.Event().wait()
+            await asyncio.Event().wait()
+        sent.append(message)
 
-        async def send(message: Any) -> None:
-            if stuck == "answer" and "body" in message:
-                at_the_client.set()
-                await asyncio.Event().wait()
-            sent.append(message)
-
-        headers = pairs_of(stamp(1, 1, "orders/1"))
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/orders/1",
-            "headers": headers,
-            "query_string": b"",
-        }
-        old = asyncio.create_task(before(scope, receive, send))
-        await at_the_client.wait()
-        new = await call_asgi(before, "POST", "/orders/1", pairs_of(stamp(2, 1, "orders/1")))
-        assert new.status == 201 and ended, "the older program has ended before the newer one began"
-        if stuck == "upload":
+    headers = pairs_of(stamp(1, 1, "orders/1"))
+    scope = {"type": "http", "method": "POST", "path": "/orders/1", "headers": headers, "query_string": b""}
+    old = asyncio.create_task(before(scope, receive, send))
+    await at_the_client.wait()
+    new = await call_asgi(before, "POST", "/orders/1", pairs_of(stamp(2, 1, "orders/1")))
+    assert new.status == 201 and ended, "the older program has ended before the newer one began"
+    if stuck == "upload":
+        await old
+        assert (ended, sent[0]["status"]) == (["Indeterminate"], 504)
+    else:
+        with pytest.raises(ConnectionAbortedError):
             await old
-            assert (ended, sent[0]["status"]) == (["Indeterminate"], 504)
-        else:
-            with pytest.raises(ConnectionAbortedError):
-                await old
-        # Whoever else cancels the program is not taken for the cut.
-        at_the_client.clear()
-        messages.append({"type": "http.request", "body": b"a", "more_body": True})
-        scope["headers"] = pairs_of(stamp(3, 1, "orders/1"))
-        cancelled = asyncio.create_task(before(dict(scope), receive, send))
-        await at_the_client.wait()
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-
-    asyncio.run(story())
+    # Whoever else cancels the program is not taken for the cut.
+    at_the_client.clear()
+    messages.append({"type": "http.request", "body": b"a", "more_body": True})
+    scope["headers"] = pairs_of(stamp(3, 1, "orders/1"))
+    cancelled = asyncio.create_task(before(dict(scope), receive, send))
+    await at_the_client.wait()
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
 
 
 @pytest.mark.parametrize("stuck", ["upload", "answer"])
@@ -612,47 +602,42 @@ def test_a_client_that_is_stuck_is_cut_off_in_threads(stuck: str) -> None:
 
 
 @pytest.mark.parametrize("extensions", [{}, {"websocket.http.response": {}}])
-def test_a_websocket_on_a_guarded_path_is_refused(extensions: Any) -> None:
-    async def story() -> None:
-        accepted: list[str] = []
+async def test_a_websocket_on_a_guarded_path_is_refused(extensions: Any) -> None:
+    accepted: list[str] = []
 
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            accepted.append(scope["path"])
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        accepted.append(scope["path"])
 
-        before = Before(app, store=new_store(), names=NAMES)
+    before = Before(app, store=new_store(), names=NAMES)
 
-        async def connect(path: str) -> list[Any]:
-            sent: list[Any] = []
+    async def connect(path: str) -> list[Any]:
+        sent: list[Any] = []
 
-            async def receive() -> Any:
-                return {"type": "websocket.connect"}
+        async def receive() -> Any:
+            return {"type": "websocket.connect"}
 
-            async def send(message: Any) -> None:
-                sent.append(message)
+        async def send(message: Any) -> None:
+            sent.append(message)
 
-            headers = pairs_of(stamp(1, 1, "orders/1"))
-            await before(
-                {"type": "websocket", "path": path, "headers": headers, "extensions": extensions},
-                receive,
-                send,
-            )
-            return sent
+        headers = pairs_of(stamp(1, 1, "orders/1"))
+        await before(
+            {"type": "websocket", "path": path, "headers": headers, "extensions": extensions}, receive, send
+        )
+        return sent
 
-        for path in ("/orders/1", "/not/listed/1"):
-            refused = await connect(path)
-            if extensions:
-                assert (refused[0]["type"], refused[0]["status"]) == ("websocket.http.response.start", 403)
-                assert json.loads(refused[1]["body"])["type"].endswith("uncovered")
-            else:
-                assert refused == [{"type": "websocket.close"}]
-        assert await connect("/open/1") == [] and accepted == ["/open/1"]
-        assert before.door is not None
-        await before.door.store.set_mode("observe")
-        before.door._modes = None
-        assert await connect("/orders/1") == [] and accepted == ["/open/1", "/orders/1"]
-        assert before.door.counted["uncovered", "count", "observe"] == 1
-
-    asyncio.run(story())
+    for path in ("/orders/1", "/not/listed/1"):
+        refused = await connect(path)
+        if extensions:
+            assert (refused[0]["type"], refused[0]["status"]) == ("websocket.http.response.start", 403)
+            assert json.loads(refused[1]["body"])["type"].endswith("uncovered")
+        else:
+            assert refused == [{"type": "websocket.close"}]
+    assert await connect("/open/1") == [] and accepted == ["/open/1"]
+    assert before.door is not None
+    await before.door.store.set_mode("observe")
+    before.door._modes = None
+    assert await connect("/orders/1") == [] and accepted == ["/open/1", "/orders/1"]
+    assert before.door.counted["uncovered", "count", "observe"] == 1
 
 
 def test_an_upgrade_in_wsgi_is_refused() -> None:

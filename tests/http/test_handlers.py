@@ -94,7 +94,7 @@ APPS: dict[str, Callable[[Valve], Any]] = {
 
 
 @pytest.mark.parametrize("framework", APPS)
-def test_a_decorated_handler(framework: str) -> None:
+async def test_a_decorated_handler(framework: str) -> None:
     valve = Valve()
     app = APPS[framework](valve)
 
@@ -104,25 +104,20 @@ def test_a_decorated_handler(framework: str) -> None:
             return call_wsgi(app, method, path, headers)
         return await call_asgi(app, method, path, headers)
 
-    async def story() -> None:
-        first = stamp(2, 1, NAME)
-        assert (await call("POST", first)).kind == "contended"
-        assert (await call("POST", first)).body.replace(b" ", b"").strip() == b'{"opened":1}', "it runs now"
-        assert (await call("POST", first)).replayed
-        stranger = await call("POST", first, by=b"somebody else")
-        assert (stranger.kind, stranger.replayed) == ("applied", False)
-        assert (await call("POST", stamp(2, 2, NAME), "/valves/07")).status == 201, (
-            "the name is what is opened"
-        )
-        assert (await call("POST", stamp(1, 9, NAME))).kind == "stale"
-        assert (await call("POST", stamp(3, 1, "valves/8"))).kind == "uncovered"
-        assert (await call("POST", None)).kind == "missing"
-        assert valve.opened == 2
-        assert (await call("GET", None)).status == 201, "a safe method passes"
-        assert (await call("GET", stamp(4, 0, NAME))).status == 201
-        assert (await call("POST", stamp(3, 1, NAME))).kind == "stale", "the read has announced"
-
-    asyncio.run(story())
+    first = stamp(2, 1, NAME)
+    assert (await call("POST", first)).kind == "contended"
+    assert (await call("POST", first)).body.replace(b" ", b"").strip() == b'{"opened":1}', "it runs now"
+    assert (await call("POST", first)).replayed
+    stranger = await call("POST", first, by=b"somebody else")
+    assert (stranger.kind, stranger.replayed) == ("applied", False)
+    assert (await call("POST", stamp(2, 2, NAME), "/valves/07")).status == 201, "the name is what is opened"
+    assert (await call("POST", stamp(1, 9, NAME))).kind == "stale"
+    assert (await call("POST", stamp(3, 1, "valves/8"))).kind == "uncovered"
+    assert (await call("POST", None)).kind == "missing"
+    assert valve.opened == 2
+    assert (await call("GET", None)).status == 201, "a safe method passes"
+    assert (await call("GET", stamp(4, 0, NAME))).status == 201
+    assert (await call("POST", stamp(3, 1, NAME))).kind == "stale", "the read has announced"
 
 
 @pytest.mark.parametrize("framework", ["fastapi", "flask"])
@@ -159,39 +154,36 @@ def test_a_stranger_that_the_handler_turns_away_leaves_nothing(framework: str) -
     assert post(2, 201).kind == "indeterminate"
 
 
-def test_handlers_that_share_names_are_ordered_with_each_other() -> None:
-    async def story() -> None:
-        log: list[str] = []
-        begun, release = asyncio.Event(), asyncio.Event()
-        before, app = BeforeHandler(new_store()), FastAPI()
-        app.add_middleware(Receiver)
+async def test_handlers_that_share_names_are_ordered_with_each_other() -> None:
+    log: list[str] = []
+    begun, release = asyncio.Event(), asyncio.Event()
+    before, app = BeforeHandler(new_store()), FastAPI()
+    app.add_middleware(Receiver)
 
-        @app.post("/open")
-        @before(NAME)
-        async def open_valve(request: Request) -> str:
-            begun.set()
-            await release.wait()
-            log.append("opened")
-            return "opened"
+    @app.post("/open")
+    @before(NAME)
+    async def open_valve(request: Request) -> str:
+        begun.set()
+        await release.wait()
+        log.append("opened")
+        return "opened"
 
-        @app.post("/close")
-        @before(NAME)
-        async def close_valve(request: Request) -> str:
-            log.append("closed")
-            return "closed"
+    @app.post("/close")
+    @before(NAME)
+    async def close_valve(request: Request) -> str:
+        log.append("closed")
+        return "closed"
 
-        old = asyncio.create_task(call_asgi(app, "POST", "/open", pairs_of(stamp(1, 1, NAME))))
-        await begun.wait()
-        assert before.door is not None
-        (running,) = before.door.running._by_name[NAME]
-        new = asyncio.create_task(call_asgi(app, "POST", "/close", pairs_of(stamp(2, 1, NAME))))
-        while running.ended is None and not new.done():  # until it waits, or does not
-            await asyncio.sleep(0)
-        release.set()
-        assert [(await old).status, (await new).status] == [200, 200]
-        assert log == ["opened", "closed"]
-
-    asyncio.run(story())
+    old = asyncio.create_task(call_asgi(app, "POST", "/open", pairs_of(stamp(1, 1, NAME))))
+    await begun.wait()
+    assert before.door is not None
+    (running,) = before.door.running._by_name[NAME]
+    new = asyncio.create_task(call_asgi(app, "POST", "/close", pairs_of(stamp(2, 1, NAME))))
+    while running.ended is None and not new.done():  # until it waits, or does not
+        await asyncio.sleep(0)
+    release.set()
+    assert [(await old).status, (await new).status] == [200, 200]
+    assert log == ["opened", "closed"]
 
 
 def received(name: str = NAME) -> dict[str, Any]:

@@ -256,31 +256,28 @@ def test_a_key_proves_each_stamp(origin: Origin, lease: fenced.Lease) -> None:
     assert seqs(origin.received) == [1, 2]
 
 
-def test_a_lease_stamps_the_calls_of_its_own_task_and_thread(origin: Origin) -> None:
+async def test_a_lease_stamps_the_calls_of_its_own_task_and_thread(origin: Origin) -> None:
     async def ship(client: fenced.AsyncClient, api: httpx.AsyncClient, name: str) -> None:
         async with client.hold(name, ttl=600) as lease:
             with stamping(lease):
                 for _ in range(3):
                     await api.post(f"{origin.url}/apply/{name}", timeout=SECONDS)
 
-    async def main() -> None:
-        transport = AsyncStampingTransport(origin.url)
-        async with (
-            fenced.AsyncClient("memory:") as client,
-            httpx.AsyncClient(transport=transport) as api,
-            asyncio.TaskGroup() as tasks,
-        ):
-            for number in range(4):
-                tasks.create_task(ship(client, api, f"orders/{number}"))
-
-    asyncio.run(main())
+    transport = AsyncStampingTransport(origin.url)
+    async with (
+        fenced.AsyncClient("memory:") as client,
+        httpx.AsyncClient(transport=transport) as api,
+        asyncio.TaskGroup() as tasks,
+    ):
+        for number in range(4):
+            tasks.create_task(ship(client, api, f"orders/{number}"))
     for each in origin.received:  # Uncovered, had a task used the stamp of another
         assert fenced.Stamp.parse(each.headers["Fenced-Stamp"].strip('"')).names == (
             each.path.removeprefix("/apply/"),
         )
     assert len(origin.received) == 12
 
-    with fenced.Client("memory:") as client, client.hold("orders/42", ttl=600) as lease, stamping(lease):
+    with fenced.Client("memory:") as leases, leases.hold("orders/42", ttl=600) as lease, stamping(lease):
         for call in _by_requests(origin.url):
             thread = threading.Thread(target=call, args=("GET", f"{origin.url}/apply/orders/42", SECONDS, {}))
             thread.start()
@@ -361,21 +358,20 @@ def test_a_task_that_outlives_the_body_sends_nothing(
     assert len(origin.received) == 1
 
 
-def test_an_asyncio_task_that_outlives_the_body_sends_nothing(origin: Origin, lease: fenced.Lease) -> None:
-    async def story() -> None:
-        ended = asyncio.Event()
+async def test_an_asyncio_task_that_outlives_the_body_sends_nothing(
+    origin: Origin, lease: fenced.Lease
+) -> None:
+    ended = asyncio.Event()
 
-        async def late() -> None:
-            await ended.wait()
-            await client.post(f"{origin.url}/apply/orders/42", timeout=SECONDS)
+    async def late() -> None:
+        await ended.wait()
+        await client.post(f"{origin.url}/apply/orders/42", timeout=SECONDS)
 
-        async with httpx.AsyncClient(transport=AsyncStampingTransport(origin.url)) as client:
-            with stamping(lease):
-                task = asyncio.create_task(late())
-                await asyncio.sleep(0)
-            ended.set()
-            with pytest.raises(fenced.Misuse, match="the body has ended"):
-                await task
-
-    asyncio.run(story())
+    async with httpx.AsyncClient(transport=AsyncStampingTransport(origin.url)) as client:
+        with stamping(lease):
+            task = asyncio.create_task(late())
+            await asyncio.sleep(0)
+        ended.set()
+        with pytest.raises(fenced.Misuse, match="the body has ended"):
+            await task
     assert not origin.received

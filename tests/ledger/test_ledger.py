@@ -94,41 +94,37 @@ class Gate:
 
 
 # proves authority ledger: shared-syncs
-def test_requests_during_a_sync_share_the_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_during_a_sync_share_the_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One caller is written at once; 64 that come meanwhile share one batch, and none is answered before its own."""
-
-    async def story() -> None:
-        runtime = AioRuntime()
-        ledger = LedgerAuthority(path, runtime)
-        await asyncio.gather(ledger.open(), ledger.open())  # as the first two callers of a client do
-        gate = Gate(monkeypatch)
-        first = asyncio.create_task(ledger.ask(lease("first")))
-        assert await asyncio.to_thread(gate.arrived.acquire, timeout=SOON)
-        others = [asyncio.create_task(ledger.ask(lease(f"name/{n}"))) for n in range(64)]
-        # The same name: it changes nothing, but its answer shows a grant that is not on the disk yet.
-        busy = asyncio.create_task(ledger.ask(lease("first")))
-        await asyncio.sleep(0)
-        cancelled = asyncio.create_task(ledger.ask(lease("cancelled")))
-        await asyncio.sleep(0)
-        cancelled.cancel()
-        assert not first.done()
-        gate.go.release()
-        await first
-        assert await asyncio.to_thread(gate.arrived.acquire, timeout=SOON)
-        assert not any(task.done() for task in (*others, busy))
-        gate.go.release()
-        answers = await asyncio.gather(*others)
-        assert isinstance(await busy, Busy)
-        assert len({answer.token for answer in answers if isinstance(answer, Granted)}) == 64
-        await ledger.close()
-        runtime.close()
-
-    asyncio.run(story())
+    runtime = AioRuntime()
+    ledger = LedgerAuthority(path, runtime)
+    await asyncio.gather(ledger.open(), ledger.open())  # as the first two callers of a client do
+    gate = Gate(monkeypatch)
+    first = asyncio.create_task(ledger.ask(lease("first")))
+    assert await asyncio.to_thread(gate.arrived.acquire, timeout=SOON)
+    others = [asyncio.create_task(ledger.ask(lease(f"name/{n}"))) for n in range(64)]
+    # The same name: it changes nothing, but its answer shows a grant that is not on the disk yet.
+    busy = asyncio.create_task(ledger.ask(lease("first")))
+    await asyncio.sleep(0)
+    cancelled = asyncio.create_task(ledger.ask(lease("cancelled")))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    assert not first.done()
+    gate.go.release()
+    await first
+    assert await asyncio.to_thread(gate.arrived.acquire, timeout=SOON)
+    assert not any(task.done() for task in (*others, busy))
+    gate.go.release()
+    answers = await asyncio.gather(*others)
+    assert isinstance(await busy, Busy)
+    assert len({answer.token for answer in answers if isinstance(answer, Granted)}) == 64
+    await ledger.close()
+    runtime.close()
     assert not module._ledgers
     assert batches(path) == 3  # the namespace, the first, the others
 
 
-def test_a_slow_disk_does_not_stop_the_loop(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_disk_does_not_stop_the_loop(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop waits for a disk that has been quick, but not for long: also the first slow write does not stop it."""
     writers: list[int] = []
     began, goes_on = threading.Event(), threading.Event()
@@ -141,25 +137,22 @@ def test_a_slow_disk_does_not_stop_the_loop(path: Path, monkeypatch: pytest.Monk
             assert goes_on.wait(SOON)
         append(self, batch, sync)
 
-    async def story() -> None:
-        runtime = AioRuntime()
-        authority = LedgerAuthority(path, runtime)
-        await authority.open()
-        ledger = authority._ledger
-        assert ledger is not None
-        monkeypatch.setattr(FileJournal, "append", slow)
-        for number in range(2):
-            await authority.many([lease(f"quick/{number}")])
-        ledger._write_ns = 0.0  # as on a machine with nothing else to do
-        late = asyncio.create_task(authority.many([lease("slow")]))
-        while not began.is_set():
-            await asyncio.sleep(0.001)  # which it could not do if the loop waited for the disk
-        goes_on.set()
-        assert isinstance((await late)[0], Granted)
-        await authority.close()
-        runtime.close()
-
-    asyncio.run(story())
+    runtime = AioRuntime()
+    authority = LedgerAuthority(path, runtime)
+    await authority.open()
+    ledger = authority._ledger
+    assert ledger is not None
+    monkeypatch.setattr(FileJournal, "append", slow)
+    for number in range(2):
+        await authority.many([lease(f"quick/{number}")])
+    ledger._write_ns = 0.0  # as on a machine with nothing else to do
+    late = asyncio.create_task(authority.many([lease("slow")]))
+    while not began.is_set():
+        await asyncio.sleep(0.001)  # which it could not do if the loop waited for the disk
+    goes_on.set()
+    assert isinstance((await late)[0], Granted)
+    await authority.close()
+    runtime.close()
     assert len(writers) == 3 and threading.get_ident() not in writers
 
 
@@ -516,7 +509,9 @@ def test_the_collector_drops_a_client_in_a_thread_that_holds_a_lock(path: Path) 
     assert ledger is not None
     with ledger._snapshotting:
         other.abandon()
-    opened(path).abandon()  # waits until the thread has closed it
+    opened(path).abandon()
+    for closing in [thread for thread in threading.enumerate() if thread.name == "fenced-ledger-close"]:
+        closing.join()
     assert not module._ledgers
 
 

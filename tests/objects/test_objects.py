@@ -104,32 +104,29 @@ def test_a_stale_holder_changes_nothing(guard: Bound) -> None:
             assert guard.peek(NAME) == b"three"
 
 
-def test_the_same_in_asyncio(seaweed_server: SeaweedServer) -> None:
-    async def story() -> None:
-        session = get_session()
-        async with session.create_client("s3", endpoint_url=seaweed_server.endpoint(), **KEYS) as client:
-            with pytest.raises(Misuse, match="AsyncObjectGuard"):
-                ObjectGuard(BUCKET).peek(client, NAME)
-            guard = Bound(AsyncObjectGuard(BUCKET, prefix=next(_prefixes)), client)
-            await guard.upload(stamp(5), NAME, io.BytesIO(b"x" * BIG))
-            async with guard.change(stamp(6), NAME) as report:
-                assert report.body == b"x" * BIG
-                report.body = b"two"
-            for late in (guard.write(stamp(5), NAME, b"late"), guard.delete(stamp(5), NAME)):
-                with pytest.raises(StaleToken):
-                    await late
-            await guard.announce(stamp(7), NAME)
+async def test_the_same_in_asyncio(seaweed_server: SeaweedServer) -> None:
+    session = get_session()
+    async with session.create_client("s3", endpoint_url=seaweed_server.endpoint(), **KEYS) as client:
+        with pytest.raises(Misuse, match="AsyncObjectGuard"):
+            ObjectGuard(BUCKET).peek(client, NAME)
+        guard = Bound(AsyncObjectGuard(BUCKET, prefix=next(_prefixes)), client)
+        await guard.upload(stamp(5), NAME, io.BytesIO(b"x" * BIG))
+        async with guard.change(stamp(6), NAME) as report:
+            assert report.body == b"x" * BIG
+            report.body = b"two"
+        for late in (guard.write(stamp(5), NAME, b"late"), guard.delete(stamp(5), NAME)):
             with pytest.raises(StaleToken):
-                await guard.write(stamp(6), NAME, b"late")
-            assert await guard.read(stamp(7), NAME) == await guard.peek(NAME) == b"two"
-            await guard.download(stamp(7), NAME, file := io.BytesIO())
-            assert file.getvalue() == b"two"
-            assert await guard.sweep() == 1
+                await late
+        await guard.announce(stamp(7), NAME)
+        with pytest.raises(StaleToken):
+            await guard.write(stamp(6), NAME, b"late")
+        assert await guard.read(stamp(7), NAME) == await guard.peek(NAME) == b"two"
+        await guard.download(stamp(7), NAME, file := io.BytesIO())
+        assert file.getvalue() == b"two"
+        assert await guard.sweep() == 1
 
-    asyncio.run(story())
 
-
-def test_a_lease_is_announced_at_its_grant() -> None:
+async def test_a_lease_is_announced_at_its_grant() -> None:
     """By hold(guards=[...]), for the objects of all its names; in both colours."""
     store = MemoryStore()
     guard = Bound(ObjectGuard(), store)
@@ -141,15 +138,11 @@ def test_a_lease_is_announced_at_its_grant() -> None:
             for name in older.names:
                 with pytest.raises(StaleToken):
                     guard.write(older, name, b"late")
-
-    async def story() -> None:
-        async with fenced.AsyncClient("memory:") as client:
-            other = Bound(AsyncObjectGuard(prefix="other"), store)
-            async with client.hold("c", guards=[other.on()]) as lease:
-                with pytest.raises(StaleToken):
-                    await other.write(lease.next_stamp()._replace(token=lease.token - 1), "c", b"late")
-
-    asyncio.run(story())
+    async with fenced.AsyncClient("memory:") as leases:
+        other = Bound(AsyncObjectGuard(prefix="other"), store)
+        async with leases.hold("c", guards=[other.on()]) as held:
+            with pytest.raises(StaleToken):
+                await other.write(held.next_stamp()._replace(token=held.token - 1), "c", b"late")
 
 
 def test_large_objects(guard: Bound) -> None:
@@ -289,24 +282,20 @@ def test_a_thousand_late_writes() -> None:
     assert guard.peek(NAME) == b"new"
 
 
-def test_a_thousand_late_puts(seaweed_server: SeaweedServer) -> None:
+async def test_a_thousand_late_puts(seaweed_server: SeaweedServer) -> None:
     """A holder judges its writes, pauses, is overtaken, and sends them at once: the store refuses every one."""
-
-    async def story() -> None:
-        store, prefix = s3_store(seaweed_server.endpoint()), next(_prefixes)
-        paused, newer = (Bound(AsyncObjectGuard(prefix=prefix), store) for _ in range(2))
-        await paused.write(stamp(5), NAME, b"old")
-        cells = paused._of().marks.cells
-        version, blob = await cells.get(key_of(NAME))
-        assert blob is not None
-        await newer.announce(stamp(6), NAME)
-        late = [cells.swap([(key_of(NAME), version, blob + b"%d" % number)]) for number in range(1000)]
-        assert not any(await asyncio.gather(*late))
-        with pytest.raises(StaleToken):
-            await paused.write(stamp(5), NAME, b"late")
-        assert await newer.peek(NAME) == b"old"
-
-    asyncio.run(story())
+    store, prefix = s3_store(seaweed_server.endpoint()), next(_prefixes)
+    paused, newer = (Bound(AsyncObjectGuard(prefix=prefix), store) for _ in range(2))
+    await paused.write(stamp(5), NAME, b"old")
+    cells = paused._of().marks.cells
+    version, blob = await cells.get(key_of(NAME))
+    assert blob is not None
+    await newer.announce(stamp(6), NAME)
+    late = [cells.swap([(key_of(NAME), version, blob + b"%d" % number)]) for number in range(1000)]
+    assert not any(await asyncio.gather(*late))
+    with pytest.raises(StaleToken):
+        await paused.write(stamp(5), NAME, b"late")
+    assert await newer.peek(NAME) == b"old"
 
 
 def eight_holders(guards: Callable[[], Bound]) -> None:

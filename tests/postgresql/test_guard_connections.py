@@ -1,8 +1,7 @@
 """The guard on the program's own PostgreSQL connections, whichever driver they are of."""
 
 import asyncio
-import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
@@ -138,22 +137,18 @@ def qty(db: Db, row: int = 42) -> object:
     return found[0]
 
 
-def tell(
-    story: Callable[[Writer], Awaitable[None]], driver: str, url: str, isolation: str | None = None
-) -> None:
-    async def bounded() -> None:
-        writer = await connect(driver, url, isolation)
-        try:
-            await asyncio.wait_for(story(writer), 30)
-        finally:
-            await writer.close()
-
-    asyncio.run(bounded())
+@asynccontextmanager
+async def writing(driver: str, url: str, isolation: str | None = None) -> AsyncIterator[Writer]:
+    writer = await connect(driver, url, isolation)
+    try:
+        yield writer
+    finally:
+        await writer.close()
 
 
 @every_driver
-def test_refusals_are_typed_and_recorded_in_full(db: Db, postgresql_url: str, driver: str) -> None:
-    async def story(writer: Writer) -> None:
+async def test_refusals_are_typed_and_recorded_in_full(db: Db, postgresql_url: str, driver: str) -> None:
+    async with writing(driver, postgresql_url) as writer:
         async with writer.transaction(stamp(6)):
             await writer.run(UPDATE)
         with pytest.raises(fenced.StaleToken) as caught:
@@ -182,14 +177,11 @@ def test_refusals_are_typed_and_recorded_in_full(db: Db, postgresql_url: str, dr
         ]
         assert qty(db) == 1
 
-    tell(story, driver, postgresql_url)
-
 
 @every_driver
-def test_the_programs_own_errors_pass_unchanged(db: Db, postgresql_url: str, driver: str) -> None:
+async def test_the_programs_own_errors_pass_unchanged(db: Db, postgresql_url: str, driver: str) -> None:
     duplicate = asyncpg.UniqueViolationError if driver == "asyncpg" else psycopg.errors.UniqueViolation
-
-    async def story(writer: Writer) -> None:
+    async with writing(driver, postgresql_url) as writer:
         for error, statement in (
             (duplicate, "INSERT INTO orders VALUES (42, 1)"),
             (duplicate, "UPDATE orders SET ref = 'b' WHERE id = 42"),  # only COMMIT says so
@@ -204,16 +196,13 @@ def test_the_programs_own_errors_pass_unchanged(db: Db, postgresql_url: str, dri
             assert writer.idle()
         assert (qty(db), PLAIN.peek(db, "orders/42")) == (0, None), "what was rolled back announced nothing"
 
-    tell(story, driver, postgresql_url)
-
 
 @every_driver
-def test_a_commit_or_swallowed_error_inside_the_block_is_misuse(
+async def test_a_commit_or_swallowed_error_inside_the_block_is_misuse(
     db: Db, postgresql_url: str, driver: str
 ) -> None:
     """Nothing is claimed: not after an error that was swallowed, nor after a COMMIT or ROLLBACK of one's own."""
-
-    async def story(writer: Writer) -> None:
+    async with writing(driver, postgresql_url) as writer:
         with pytest.raises(Misuse, match="caught its error"):
             async with writer.transaction(stamp(5)):
                 with pytest.raises((psycopg.Error, asyncpg.PostgresError)):
@@ -246,14 +235,11 @@ def test_a_commit_or_swallowed_error_inside_the_block_is_misuse(
             await begins_another()
         assert (qty(db), writer.idle()) == (0, True)
 
-    tell(story, driver, postgresql_url)
-
 
 @pytest.mark.parametrize("driver", ["async psycopg", "async psycopg, begins", "asyncpg"])
-def test_a_cancelled_transaction_leaves_nothing_open(db: Db, postgresql_url: str, driver: str) -> None:
+async def test_a_cancelled_transaction_leaves_nothing_open(db: Db, postgresql_url: str, driver: str) -> None:
     """Loss of the lease cancels the body by design: whatever hop that hits, the connection is idle and usable."""
-
-    async def story(writer: Writer) -> None:
+    async with writing(driver, postgresql_url) as writer:
 
         async def guarded(seq: int) -> None:
             async with writer.transaction(stamp(5, seq)):
@@ -280,11 +266,9 @@ def test_a_cancelled_transaction_leaves_nothing_open(db: Db, postgresql_url: str
             await writer.run(UPDATE)
         assert qty(db) == 2
 
-    tell(story, driver, postgresql_url)
-
 
 @every_driver
-def test_a_connection_that_is_lost(
+async def test_a_connection_that_is_lost(
     db: Db, postgresql_url: str, postgresql_server: PostgresqlServer, driver: str, lost_lease: fenced.Lease
 ) -> None:
     """Before COMMIT nothing happened. While it commits nobody knows: it says so, and here it has happened. A holder
@@ -292,57 +276,52 @@ def test_a_connection_that_is_lost(
     gone = (psycopg.OperationalError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError)
     killed = (*gone, psycopg.errors.AdminShutdown, asyncpg.AdminShutdownError)
 
-    async def killed_in(writer: Writer, late: bool) -> None:
-        with pytest.raises((fenced.Unavailable, fenced.Indeterminate) if late else killed):
-            async with writer.transaction(stamp(5)):
-                await writer.run(UPDATE)
-                ((pid,),) = await writer.run("SELECT pg_backend_pid()")
-                db.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
-                if not late:
-                    await writer.run(UPDATE)
+    async def kill(writer: Writer) -> None:
+        ((pid,),) = await writer.run("SELECT pg_backend_pid()")
+        db.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
 
     for late in (False, True):
-        tell(functools.partial(killed_in, late=late), driver, postgresql_url)
+        async with writing(driver, postgresql_url) as writer:
+            with pytest.raises((fenced.Unavailable, fenced.Indeterminate) if late else killed):
+                async with writer.transaction(stamp(5)):
+                    await writer.run(UPDATE)
+                    await kill(writer)
+                    if not late:
+                        await writer.run(UPDATE)
     assert qty(db) == 0
-
-    async def cut_off(writer: Writer) -> None:
-        trigger = proxy.on(b"COMMIT", Fault.LOSE_REPLY)
-        with pytest.raises(fenced.Indeterminate):
-            async with writer.transaction(stamp(5)):
-                await writer.run(UPDATE)
-        trigger.wait()
 
     with Proxy(postgresql_server.host, postgresql_server.port) as proxy:
         behind = postgresql_url.replace(f":{postgresql_server.port}/", f":{proxy.port}/")
-        tell(cut_off, driver, f"{behind}?sslmode=disable")
+        async with writing(driver, f"{behind}?sslmode=disable") as writer:
+            trigger = proxy.on(b"COMMIT", Fault.LOSE_REPLY)
+            with pytest.raises(fenced.Indeterminate):
+                async with writer.transaction(stamp(5)):
+                    await writer.run(UPDATE)
+            trigger.wait()
     assert qty(db) == 1
 
-    async def over(writer: Writer) -> None:
+    PLAIN.adopt(db, lost_lease.realm)
+    async with writing(driver, postgresql_url) as writer:
         with pytest.raises(fenced.LeaseLost, match="nothing of the transaction was committed") as caught:
             async with writer.transaction(lost_lease):
                 await writer.run("INSERT INTO orders VALUES (44, 1)")
-                ((pid,),) = await writer.run("SELECT pg_backend_pid()")
-                db.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+                await kill(writer)
                 await writer.run(UPDATE)
-        assert caught.value.reason == "max_hold" and isinstance(caught.value.__cause__, killed)
-
-    async def program_fails(writer: Writer) -> None:
+    assert caught.value.reason == "max_hold" and isinstance(caught.value.__cause__, killed)
+    async with writing(driver, postgresql_url) as writer:
         with pytest.raises(FileNotFoundError):  # the program's own error, although the lease is over
             async with writer.transaction(lost_lease):
                 raise FileNotFoundError
-
-    PLAIN.adopt(db, lost_lease.realm)
-    tell(over, driver, postgresql_url)
-    tell(program_fails, driver, postgresql_url)
     assert db.execute("SELECT count(*) FROM orders WHERE id = 44").fetchone() == (0,)
 
 
 @every_driver
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-def test_the_connections_own_isolation(db: Db, postgresql_url: str, driver: str, isolation: str) -> None:
+async def test_the_connections_own_isolation(
+    db: Db, postgresql_url: str, driver: str, isolation: str
+) -> None:
     """It is kept, and what the last holder committed is seen, whichever token comes."""
-
-    async def story(writer: Writer) -> None:
+    async with writing(driver, postgresql_url, isolation) as writer:
         for token in (5, 5, 6):
             async with writer.transaction(stamp(token)):
                 assert await writer.run("SHOW transaction_isolation") == [(isolation,)]
@@ -363,14 +342,11 @@ def test_the_connections_own_isolation(db: Db, postgresql_url: str, driver: str,
         assert caught.value.retry == "transaction"
         assert (qty(db), writer.idle()) == (5, True)
 
-    tell(story, driver, postgresql_url, isolation)
-
 
 @every_driver
-def test_a_part_of_the_lease(db: Db, postgresql_url: str, driver: str) -> None:
+async def test_a_part_of_the_lease(db: Db, postgresql_url: str, driver: str) -> None:
     """Only the names that are given are locked, and only they can be written."""
-
-    async def story(writer: Writer) -> None:
+    async with writing(driver, postgresql_url) as writer:
         both = stamp(5, 1, "orders/42", "orders/43")
         PLAIN.adopt(db, both.realm)  # the first announcement of all would be waited for
         async with writer.transaction(both, "orders/42"):
@@ -388,14 +364,11 @@ def test_a_part_of_the_lease(db: Db, postgresql_url: str, driver: str) -> None:
                 raise AssertionError
         assert (qty(db, 42), qty(db, 43), writer.idle()) == (1, 6, True)
 
-    tell(story, driver, postgresql_url)
-
 
 @pytest.mark.parametrize("driver", ["psycopg", "async psycopg", "asyncpg"])
-def test_in_the_programs_own_transaction(db: Db, postgresql_url: str, driver: str) -> None:
+async def test_in_the_programs_own_transaction(db: Db, postgresql_url: str, driver: str) -> None:
     """Inner stamps are taken out, and no others; an error inside leaves as it is."""
-
-    async def story(writer: Writer) -> None:
+    async with writing(driver, postgresql_url) as writer:
         guard: Any = PLAIN if driver == "psycopg" else SUSPENDING
 
         async def announced(fence: fenced.Stamp) -> Any:
@@ -439,10 +412,8 @@ def test_in_the_programs_own_transaction(db: Db, postgresql_url: str, driver: st
         await writer.run("ROLLBACK")
         assert qty(db) == 1
 
-    tell(story, driver, postgresql_url)
 
-
-def test_announcing_alone_and_looking_on(db: Db, postgresql_url: str) -> None:
+async def test_announcing_alone_and_looking_on(db: Db, postgresql_url: str) -> None:
     guard = Guard(table="orders", name="orders/{id}")
     guard.announce(db, stamp(6, 0))
     with pytest.raises(fenced.StaleToken):
@@ -457,21 +428,17 @@ def test_announcing_alone_and_looking_on(db: Db, postgresql_url: str) -> None:
     with psycopg.connect(postgresql_url) as manual:  # it begins by itself: announced, committed, idle
         guard.announce(manual, stamp(6, 0))
         assert manual.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-
-    async def story(writer: Writer) -> None:
+    async with writing("asyncpg", postgresql_url) as writer:
         suspending = AsyncGuard(table="orders", name="orders/{id}")
         await suspending.announce(writer.connection, stamp(7, 0))
         assert (await suspending.peek(writer.connection, "orders/42", at_least=7)) is not None
 
-    tell(story, "asyncpg", postgresql_url)
-
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_clause(db: Db, postgresql_url: str, driver: str) -> None:
+async def test_clause(db: Db, postgresql_url: str, driver: str) -> None:
     """Pattern A: the token in the program's own UPDATE. "0 rows" is told apart: stale, or no such row."""
     PLAIN.uninstall(db)
-
-    async def story(writer: Writer) -> None:
+    async with writing(driver, postgresql_url) as writer:
 
         async def update(token: int, row: int) -> bool:
             if driver == "psycopg":
@@ -491,8 +458,6 @@ def test_clause(db: Db, postgresql_url: str, driver: str) -> None:
             await update(5, 42)
         assert await update(5, 1000) is False
         assert qty(db) == 3
-
-    tell(story, driver, postgresql_url)
 
 
 # With real leases, of the authority in the same database.
@@ -520,10 +485,11 @@ def test_a_holder_that_stops_inside_its_transaction_is_ended_by_its_successor(
 
 
 @every_driver
-def test_an_older_transaction_is_ended_through_every_driver(db: Db, postgresql_url: str, driver: str) -> None:
+async def test_an_older_transaction_is_ended_through_every_driver(
+    db: Db, postgresql_url: str, driver: str
+) -> None:
     db.execute("UPDATE fenced_guard.trust SET patience = 0.2")
-
-    async def story(writer: Writer) -> None:
+    async with writing(driver, postgresql_url) as writer:
         async with writer.transaction(stamp(5)):
             await writer.run(UPDATE)
         db.execute("BEGIN")
@@ -533,8 +499,6 @@ def test_an_older_transaction_is_ended_through_every_driver(db: Db, postgresql_u
         with pytest.raises(psycopg.OperationalError):
             db.execute(UPDATE)
         assert await writer.run("SELECT qty FROM orders WHERE id = 42") == [(2,)]
-
-    tell(story, driver, postgresql_url)
 
 
 def test_still_held(db: Db, postgresql_url: str) -> None:
@@ -629,11 +593,10 @@ def test_backslashes_mean_the_same_under_every_setting(new_database: NewDatabase
 
 
 @every_driver
-def test_a_rule_that_is_not_installed(db: Db, postgresql_url: str, driver: str) -> None:
+async def test_a_rule_that_is_not_installed(db: Db, postgresql_url: str, driver: str) -> None:
     """Misconfigured at the first operation, on every connection, and nothing is written."""
     options: dict[str, Any] = {"table": "orders", "name": "orders/{id}"}
-
-    async def story(writer: Writer) -> None:
+    async with writing(driver, postgresql_url) as writer:
         async with writer.transaction(stamp(6)):
             await writer.run(UPDATE)
         for rule in ("sequenced", "once"):
@@ -646,8 +609,6 @@ def test_a_rule_that_is_not_installed(db: Db, postgresql_url: str, driver: str) 
                     raise AssertionError
             assert writer.idle()
         assert qty(db) == 1
-
-    tell(story, driver, postgresql_url)
     wrong = Guard(**options, rule="once")
     with pytest.raises(Misconfigured, match="says once"):
         wrong.announce(db, stamp(7, 0))

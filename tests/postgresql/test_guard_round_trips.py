@@ -25,7 +25,7 @@ from fenced.testing.kit import stamp
 from fenced.values.decision import Rule
 from fenced_testkit.servers import PostgresqlServer
 from tests.conftest import NewDatabase
-from tests.postgresql.test_guard_connections import PLAIN, UPDATE, Writer, prepare, tell
+from tests.postgresql.test_guard_connections import PLAIN, UPDATE, Writer, prepare, writing
 
 _FLIGHT_ENDS = (b"Q", b"S")
 """A simple query, and the Sync of the extended protocol: after each the driver waits for ReadyForQuery."""
@@ -158,20 +158,17 @@ def test_planted_bugs_are_counted(
     ],
 )
 @pytest.mark.parametrize("driver", ["psycopg", "async psycopg", "asyncpg", "psycopg, begins"])
-def test_round_trips(
+async def test_round_trips(
     counter: Counter, postgresql_url: str, driver: str, story: Callable[[Writer], Any], own: int, begins: int
 ) -> None:
     """Two of our own; psycopg without autocommit sends its BEGIN separately."""
-
-    async def counted(writer: Writer) -> None:
+    async with writing(driver, url_of(counter, postgresql_url)) as writer:
         await committed(writer)
         await story(writer)  # asyncpg prepares the program's statement
         before = counter.trips
         await story(writer)
         theirs = 0 if story is refused_when_announced else 1
         assert counter.trips - before - theirs == (begins if "begins" in driver else own)
-
-    tell(counted, driver, url_of(counter, postgresql_url))
 
 
 def test_a_rule_that_the_program_names_costs_no_round_trip(counter: Counter, postgresql_url: str) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -115,21 +115,19 @@ def url(new_database: NewDatabase) -> str:
     return new_database(prepare)
 
 
-def play(url: str, kind: str, story: Callable[[GuardedDatabase], Awaitable[None]], **options: Any) -> None:
-    async def played() -> None:
-        db = GuardedDatabase(url, kind, **options)
-        try:
-            await story(db)
-        finally:
-            db.onlooker.close()
-            await now(db.engine.dispose())
-
-    asyncio.run(played())
+@asynccontextmanager
+async def guarded(url: str, kind: str, **options: Any) -> AsyncIterator[GuardedDatabase]:
+    db = GuardedDatabase(url, kind, **options)
+    try:
+        yield db
+    finally:
+        db.onlooker.close()
+        await now(db.engine.dispose())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_older_transaction_is_ended(url: str, kind: str) -> None:
-    async def story(db: GuardedDatabase) -> None:
+async def test_an_older_transaction_is_ended(url: str, kind: str) -> None:
+    async with guarded(url, kind) as db:
         db.onlooker.execute("UPDATE fenced_guard.trust SET patience = 0.2")
         with psycopg.connect(url) as old:
             old.execute("SELECT fenced_guard.announce(%s)", (str(stamp(5)),))
@@ -139,14 +137,11 @@ def test_an_older_transaction_is_ended(url: str, kind: str) -> None:
                 old.execute("SELECT 1")
         assert db.qty() == 9
 
-    play(url, kind, story)
-
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_block_is_announced_by_one_statement_more_and_committed(url: str, kind: str) -> None:
+async def test_a_block_is_announced_by_one_statement_more_and_committed(url: str, kind: str) -> None:
     """And by one text for all leases, or a driver that prepares would spend a round trip on each."""
-
-    async def story(db: GuardedDatabase) -> None:
+    async with guarded(url, kind) as db:
         sent: list[str] = []
         sa.event.listen(db.events, "before_cursor_execute", lambda *seen: sent.append(seen[2]))
         sa.event.listen(db.events, "commit", lambda _: sent.append("COMMIT"))
@@ -166,12 +161,10 @@ def test_a_block_is_announced_by_one_statement_more_and_committed(url: str, kind
             len(db.events.dialect.dispatch.handle_error) == 1
         )  # one listener, whatever the number of blocks
 
-    play(url, kind, story)
-
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_refusal_leaves_as_itself_and_the_target_can_be_used_again(url: str, kind: str) -> None:
-    async def story(db: GuardedDatabase) -> None:
+async def test_a_refusal_leaves_as_itself_and_the_target_can_be_used_again(url: str, kind: str) -> None:
+    async with guarded(url, kind) as db:
         db.raise_mark(7)
         async with db.target() as target:
             with pytest.raises(fenced.StaleToken) as stale:
@@ -192,12 +185,10 @@ def test_a_refusal_leaves_as_itself_and_the_target_can_be_used_again(url: str, k
         recorded = db.onlooker.execute("SELECT verdict FROM fenced_guard.record ORDER BY id").fetchall()
         assert recorded == [("stale",), ("uncovered",)]
 
-    play(url, kind, story)
-
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_swallowed_error_is_not_taken_for_a_commit(url: str, kind: str) -> None:
-    async def story(db: GuardedDatabase) -> None:
+async def test_a_swallowed_error_is_not_taken_for_a_commit(url: str, kind: str) -> None:
+    async with guarded(url, kind) as db:
         async with db.target() as target:
             with pytest.raises(fenced.Misuse, match="nothing was committed"):
                 async with entered(db.guard.transaction(target, stamp(5))):
@@ -211,12 +202,10 @@ def test_a_swallowed_error_is_not_taken_for_a_commit(url: str, kind: str) -> Non
                         await now(target.execute(sa.text("SELECT 1/0")))
         assert db.qty() == 9
 
-    play(url, kind, story)
-
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_refusal_at_commit_is_typed(url: str, kind: str) -> None:
-    async def story(db: GuardedDatabase) -> None:
+async def test_a_refusal_at_commit_is_typed(url: str, kind: str) -> None:
+    async with guarded(url, kind) as db:
         db.onlooker.execute(
             "CREATE TABLE note (id int); CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS "
             f"$$BEGIN {WRITE.format(43)}; RETURN NULL; END$$; CREATE CONSTRAINT TRIGGER late AFTER INSERT "
@@ -231,12 +220,10 @@ def test_a_refusal_at_commit_is_typed(url: str, kind: str) -> None:
                 await db.write(target)
         assert (db.qty(42), db.qty(43)) == (9, 10)
 
-    play(url, kind, story)
-
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_begun_transaction_is_announced_on(url: str, kind: str) -> None:
-    async def story(db: GuardedDatabase) -> None:
+async def test_a_begun_transaction_is_announced_on(url: str, kind: str) -> None:
+    async with guarded(url, kind) as db:
         async with db.target() as target:
             await now(target.begin())
             with pytest.raises(fenced.Misuse, match="announce_within"):
@@ -251,15 +238,12 @@ def test_a_begun_transaction_is_announced_on(url: str, kind: str) -> None:
                     await db.write(target)  # begins another one, which carries no stamp
         assert db.qty() == 9
 
-    play(url, kind, story)
-
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_newer_commit_during_the_announcement_repeats_it(url: str, kind: str) -> None:
+async def test_a_newer_commit_during_the_announcement_repeats_it(url: str, kind: str) -> None:
     """The announcement waits for another holder's, meets its commit (40001), and goes on: on its own first, then
     in the transaction, which sees what that holder wrote."""
-
-    async def story(db: GuardedDatabase) -> None:
+    async with guarded(url, kind, isolation_level="REPEATABLE READ") as db:
         db.raise_mark(4)
         other = psycopg.connect(url)
         other.execute("SELECT fenced_guard.announce(%s)", (str(stamp(5)),))
@@ -283,12 +267,10 @@ def test_a_newer_commit_during_the_announcement_repeats_it(url: str, kind: str) 
             assert db.qty() == 8
         committing.join()
 
-    play(url, kind, story, isolation_level="REPEATABLE READ")
-
 
 @pytest.mark.parametrize("kind", SESSIONS)
-def test_the_orm_flushes_at_the_end_and_reads_nothing_from_before(url: str, kind: str) -> None:
-    async def story(db: GuardedDatabase) -> None:
+async def test_the_orm_flushes_at_the_end_and_reads_nothing_from_before(url: str, kind: str) -> None:
+    async with guarded(url, kind) as db:
         async with db.target(expire_on_commit=False, autobegin=False) as session:
             await now(session.begin())
             order = await now(session.get(Order, 42))
@@ -307,12 +289,12 @@ def test_the_orm_flushes_at_the_end_and_reads_nothing_from_before(url: str, kind
                 (await now(session.get(Order, 42))).qty -= 1
         assert db.qty() == 7
 
-    play(url, kind, story)
-
 
 @pytest.mark.parametrize("kind", SESSIONS)
-def test_the_errors_of_hooks_and_a_lost_connection(url: str, kind: str, lost_lease: fenced.Lease) -> None:
-    async def story(db: GuardedDatabase) -> None:
+async def test_the_errors_of_hooks_and_a_lost_connection(
+    url: str, kind: str, lost_lease: fenced.Lease
+) -> None:
+    async with guarded(url, kind) as db:
         async with db.target() as session:
             inner = getattr(session, "sync_session", session)
 
@@ -353,23 +335,20 @@ def test_the_errors_of_hooks_and_a_lost_connection(url: str, kind: str, lost_lea
             assert isinstance(caught.value.__cause__, DBAPIError)
         assert db.qty() == 8
 
-    play(url, kind, story)
-
 
 @pytest.mark.parametrize("kind", ["Session-psycopg", "AsyncConnection-asyncpg"])
-def test_autocommit_is_refused(url: str, kind: str) -> None:
-    async def story(db: GuardedDatabase) -> None:
-        async with db.target() as target:
-            with pytest.raises(fenced.Misuse, match="AUTOCOMMIT"):
-                async with entered(db.guard.transaction(target, stamp(5))):
-                    raise AssertionError
-
-    play(url, kind, story, isolation_level="AUTOCOMMIT")
+async def test_autocommit_is_refused(url: str, kind: str) -> None:
+    async with guarded(url, kind, isolation_level="AUTOCOMMIT") as db, db.target() as target:
+        with pytest.raises(fenced.Misuse, match="AUTOCOMMIT"):
+            async with entered(db.guard.transaction(target, stamp(5))):
+                raise AssertionError
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_guard_is_installed_and_looked_at_through_sqlalchemy(postgresql_url: str, kind: str) -> None:
-    async def story(db: GuardedDatabase) -> None:
+async def test_the_guard_is_installed_and_looked_at_through_sqlalchemy(
+    postgresql_url: str, kind: str
+) -> None:
+    async with guarded(postgresql_url, kind) as db:
         db.onlooker.execute("CREATE TABLE orders (id int PRIMARY KEY, qty int)")
         db.onlooker.execute("INSERT INTO orders VALUES (42, 10)")
         async with db.target() as target:
@@ -382,8 +361,6 @@ def test_the_guard_is_installed_and_looked_at_through_sqlalchemy(postgresql_url:
             await now(db.guard.uninstall(target))
         db.onlooker.execute(WRITE.format(42))
         assert db.qty() == 8
-
-    play(postgresql_url, kind, story)
 
 
 def test_a_session_bound_to_a_connection_is_in_its_transaction(url: str) -> None:
@@ -413,16 +390,14 @@ def test_scoped_sessions_are_their_sessions(url: str) -> None:
     engine.dispose()
 
 
-def test_async_scoped_sessions_are_their_sessions(url: str) -> None:
-    async def story(db: GuardedDatabase) -> None:
+async def test_async_scoped_sessions_are_their_sessions(url: str) -> None:
+    async with guarded(url, "AsyncSession-asyncpg") as db:
         scoped = async_scoped_session(async_sessionmaker(db.engine), scopefunc=asyncio.current_task)
         async with db.guard.transaction(scoped, stamp(5)) as tx:
             assert tx is scoped
             await db.write(tx)
         assert db.qty() == 9
         await scoped.remove()
-
-    play(url, "AsyncSession-asyncpg", story)
 
 
 def test_another_database_is_unsupported() -> None:

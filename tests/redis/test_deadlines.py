@@ -18,12 +18,10 @@ from fenced.runtime.aio import LoopSocketStream
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.sockets import SocketStream
 from fenced.stores.redis.authority.authority import RedisAuthority
-from fenced.testing import COLOURS
 from fenced.testing.kit import asking, granted
 from fenced.values.contracts import Colour, Runtime
 from fenced.values.model import Ended, Granted, Kept, Released
 from fenced_testkit.servers import RedisServer
-from tests.colours import play
 from tests.pretending import DEADLINE, LONG, drip, every_call_ends, pretender, silence, takes
 
 
@@ -34,19 +32,14 @@ def trickle(link: socket.socket, over: threading.Event) -> None:
     drip(link, over)
 
 
-@pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("behave", [trickle, silence])
-def test_no_server_holds_a_call_beyond_its_deadline(behave: Any, colour: Colour) -> None:
-    async def story(runtime: Runtime) -> None:
+async def test_no_server_holds_a_call_beyond_its_deadline(behave: Any, runtime: Runtime) -> None:
+    with pretender(behave) as port:
         authority = RedisAuthority.at(f"redis://127.0.0.1:{port}", runtime, "any")
         await every_call_ends(authority, runtime)
         await authority.close()
 
-    with pretender(behave) as port:
-        play(story, colour)
 
-
-@pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize(
     "behave, url",
     [
@@ -55,8 +48,10 @@ def test_no_server_holds_a_call_beyond_its_deadline(behave: Any, colour: Colour)
         (silence, "rediss://127.0.0.1:{}"),  # TLS
     ],
 )
-def test_no_server_holds_who_connects_beyond_its_deadline(behave: Any, url: str, colour: Colour) -> None:
-    async def story(runtime: Runtime) -> None:
+async def test_no_server_holds_who_connects_beyond_its_deadline(
+    behave: Any, url: str, runtime: Runtime
+) -> None:
+    with pretender(behave) as port:
         authority = RedisAuthority.at(url.format(port), runtime, "any")
         took = await takes(
             runtime, lambda until: authority.ask(asking(runtime, "orders"), until), Unavailable
@@ -64,13 +59,9 @@ def test_no_server_holds_who_connects_beyond_its_deadline(behave: Any, url: str,
         assert took < LONG / 2
         await authority.close()
 
-    with pretender(behave) as port:
-        play(story, colour)
 
-
-@pytest.mark.parametrize("colour", COLOURS)
-def test_no_name_server_holds_who_connects_beyond_its_deadline(
-    colour: Colour, monkeypatch: pytest.MonkeyPatch
+async def test_no_name_server_holds_who_connects_beyond_its_deadline(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = threading.Event()
 
@@ -78,20 +69,16 @@ def test_no_name_server_holds_who_connects_beyond_its_deadline(
         over.wait(LONG)
         raise OSError("no such name")
 
-    async def story(runtime: Runtime) -> None:
-        monkeypatch.setattr(socket, "getaddrinfo", silent)
-        authority = RedisAuthority.at("redis://cache.internal", runtime, "any")
-        for _ in range(2):
-            took = await takes(runtime, lambda until: authority.release("0" * 32, until), Unavailable)
-            assert took < LONG / 2
-        await authority.close()
-        over.set()
-
-    play(story, colour)
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    authority = RedisAuthority.at("redis://cache.internal", runtime, "any")
+    for _ in range(2):
+        took = await takes(runtime, lambda until: authority.release("0" * 32, until), Unavailable)
+        assert took < LONG / 2
+    await authority.close()
+    over.set()
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_no_full_queue_holds_who_connects_beyond_its_deadline(colour: Colour, tmp_path: Path) -> None:
+async def test_no_full_queue_holds_who_connects_beyond_its_deadline(runtime: Runtime, tmp_path: Path) -> None:
     """A socket file whose server takes no connections: nothing tells when there is room."""
     path = str(tmp_path / "redis.sock")
     listener = socket.socket(socket.AF_UNIX)
@@ -103,25 +90,20 @@ def test_no_full_queue_holds_who_connects_beyond_its_deadline(colour: Colour, tm
             waiting.append(socket.socket(socket.AF_UNIX))
             waiting[-1].setblocking(False)
             waiting[-1].connect(path)
-
-    async def story(runtime: Runtime) -> None:
-        authority = RedisAuthority.at(f"unix://{path}", runtime, "any")
-        took = await takes(runtime, lambda until: authority.release("0" * 32, until), Unavailable)
-        assert took < LONG / 2
-        await authority.close()
-
-    play(story, colour)
+    authority = RedisAuthority.at(f"unix://{path}", runtime, "any")
+    took = await takes(runtime, lambda until: authority.release("0" * 32, until), Unavailable)
+    assert took < LONG / 2
+    await authority.close()
     for link in (listener, *waiting):
         link.close()
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_limit_for_each_read_would_be_noticed(colour: Colour, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_limit_for_each_read_would_be_noticed(
+    runtime: Runtime, colour: Colour, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The planted bug: every byte that comes starts the limit anew, and the call lasts as long as the server likes."""
     reads = 0
-
-    async def story(runtime: Runtime) -> None:
-        nonlocal reads
+    with pretender(trickle) as port:
         kind = SocketStream if colour == "blocking" else LoopSocketStream
         receive = kind.receive
 
@@ -136,34 +118,26 @@ def test_a_limit_for_each_read_would_be_noticed(colour: Colour, monkeypatch: pyt
         assert took > 5 * DEADLINE
         await authority.close()
 
-    with pretender(trickle) as port:
-        play(story, colour)
 
-
-@pytest.mark.parametrize("colour", COLOURS)
-def test_an_answer_that_came_in_time_is_taken_however_late(
-    redis_server: RedisServer, colour: Colour, monkeypatch: pytest.MonkeyPatch
+async def test_an_answer_that_came_in_time_is_taken_however_late(
+    redis_server: RedisServer, runtime: Runtime, colour: Colour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process stands still between sending and reading, beyond the deadline: the grant is not thrown away."""
+    authority = RedisAuthority.at(redis_server.url(), runtime, secrets.token_hex(8))
+    await authority.open()
+    await granted(authority, asking(runtime, "warm"))
+    sent = SocketStream.send
 
-    async def story(runtime: Runtime) -> None:
-        authority = RedisAuthority.at(redis_server.url(), runtime, secrets.token_hex(8))
-        await authority.open()
-        await granted(authority, asking(runtime, "warm"))
-        sent = SocketStream.send
+    async def stall(line: SocketStream, data: bytes, until: float) -> None:
+        await sent(line, data, until)
+        time.sleep(max(0.0, until - runtime.now()) + 0.01)
 
-        async def stall(line: SocketStream, data: bytes, until: float) -> None:
-            await sent(line, data, until)
-            time.sleep(max(0.0, until - runtime.now()) + 0.01)
-
-        monkeypatch.setattr(SocketStream, "send", stall)
-        if colour == "asyncio":
-            monkeypatch.setattr(LoopSocketStream, "send", stall)
-        assert isinstance(await authority.ask(asking(runtime, "orders"), runtime.now() + DEADLINE), Granted)
-        monkeypatch.undo()
-        await authority.close()
-
-    play(story, colour)
+    monkeypatch.setattr(SocketStream, "send", stall)
+    if colour == "asyncio":
+        monkeypatch.setattr(LoopSocketStream, "send", stall)
+    assert isinstance(await authority.ask(asking(runtime, "orders"), runtime.now() + DEADLINE), Granted)
+    monkeypatch.undo()
+    await authority.close()
 
 
 # Settings.
@@ -214,11 +188,9 @@ def test_settings_are_looked_at_again_on_each_new_connection(planted: bool) -> N
 
 
 @pytest.mark.xdist_group("redis")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_release_repeated_after_an_outage_frees_the_name(colour: Colour) -> None:
+async def test_a_release_repeated_after_an_outage_frees_the_name(runtime: Runtime) -> None:
     """The server is killed with a release and a withdrawal under way: repeated, both are carried out, and only once."""
-
-    async def story(runtime: Runtime) -> None:
+    with RedisServer() as server:
         authority = RedisAuthority.at(server.url(), runtime, "any")
         await authority.open()
         lease, unknown = asking(runtime, "lease", ttl=3600), asking(runtime, "unknown", ttl=3600)
@@ -245,45 +217,38 @@ def test_a_release_repeated_after_an_outage_frees_the_name(colour: Colour) -> No
         assert await authority.ask(lease) == Ended("released")
         await authority.close()
 
-    with RedisServer() as server:
-        play(story, colour)
-
 
 # Clients that nobody closes.
 
 
 @pytest.mark.parametrize("thread", [False, True], ids=["here", "another thread"])
-@pytest.mark.parametrize("colour", COLOURS)
-def test_abandoning_closes_connections_and_nothing_else(
-    redis_server: RedisServer, colour: Colour, thread: bool
+async def test_abandoning_closes_connections_and_nothing_else(
+    redis_server: RedisServer, runtime: Runtime, thread: bool
 ) -> None:
     name = secrets.token_hex(8)
 
     def connections() -> int:
         return str(redis_server.execute("CLIENT", "LIST")).count(name)
 
-    async def story(runtime: Runtime) -> None:
-        before = set(os.listdir("/proc/self/fd"))
-        authority = RedisAuthority.at(f"{redis_server.url()}?client_name={name}", runtime, name)
-        await authority.open()
-        ask = asking(runtime, "orders")
-        await granted(authority, ask)
-        await authority.renew([ask.secret])
-        await authority.next_wakeups(runtime.now() + 0.01)
-        assert connections() == 3
-        for _ in range(2):
-            if thread:
-                elsewhere = threading.Thread(target=authority.abandon)
-                elsewhere.start()
-                elsewhere.join()
-            else:
-                authority.abandon()
-        redis_server.wait_until(lambda: connections() == 0, "no connection of it is left")
-        await runtime.wait(runtime.wakeup(), runtime.now() + 0.01)  # the loop closes the descriptors
-        assert set(os.listdir("/proc/self/fd")) <= before
-        other = RedisAuthority.at(redis_server.url(), runtime, name)
-        await other.open()
-        assert (await other.observe("orders")).held_by is not None
-        await other.close()
-
-    play(story, colour)
+    before = set(os.listdir("/proc/self/fd"))
+    authority = RedisAuthority.at(f"{redis_server.url()}?client_name={name}", runtime, name)
+    await authority.open()
+    ask = asking(runtime, "orders")
+    await granted(authority, ask)
+    await authority.renew([ask.secret])
+    await authority.next_wakeups(runtime.now() + 0.01)
+    assert connections() == 3
+    for _ in range(2):
+        if thread:
+            elsewhere = threading.Thread(target=authority.abandon)
+            elsewhere.start()
+            elsewhere.join()
+        else:
+            authority.abandon()
+    redis_server.wait_until(lambda: connections() == 0, "no connection of it is left")
+    await runtime.wait(runtime.wakeup(), runtime.now() + 0.01)  # the loop closes the descriptors
+    assert set(os.listdir("/proc/self/fd")) <= before
+    other = RedisAuthority.at(redis_server.url(), runtime, name)
+    await other.open()
+    assert (await other.observe("orders")).held_by is not None
+    await other.close()

@@ -238,7 +238,7 @@ def test_a_command_that_fails(client: redis.Redis, tag: str) -> None:
     assert tx.results == [True]
 
 
-def test_a_lease_is_announced_at_its_grant(client: redis.Redis, redis_url: str, tag: str) -> None:
+async def test_a_lease_is_announced_at_its_grant(client: redis.Redis, redis_url: str, tag: str) -> None:
     guard = RedisGuard(tag=tag)
     with fenced.Client("memory:") as leases:
         lease = leases.acquire(NAME)
@@ -251,15 +251,11 @@ def test_a_lease_is_announced_at_its_grant(client: redis.Redis, redis_url: str, 
             pass
         with leases.try_hold(NAME) as free:
             assert free is not None
-
-    async def story() -> None:
-        async with fenced.AsyncClient("memory:") as leases, redis.asyncio.Redis.from_url(redis_url) as own:
-            other = AsyncRedisGuard(tag=tag + "other")
-            async with leases.hold(NAME, guards=[other.on(own)]) as held:
-                with stale:
-                    await other.announce(own, held.announcement()._replace(token=held.token - 1))
-
-    asyncio.run(story())
+    async with fenced.AsyncClient("memory:") as leases, redis.asyncio.Redis.from_url(redis_url) as own:
+        other = AsyncRedisGuard(tag=tag + "other")
+        async with leases.hold(NAME, guards=[other.on(own)]) as held:
+            with stale:
+                await other.announce(own, held.announcement()._replace(token=held.token - 1))
 
 
 def test_misuse(client: redis.Redis, tag: str) -> None:
@@ -280,23 +276,20 @@ def test_misuse(client: redis.Redis, tag: str) -> None:
             RedisGuard(**options)  # type: ignore[arg-type]
 
 
-def test_asyncio(redis_url: str, tag: str) -> None:
-    async def story() -> None:
-        guard, key = AsyncRedisGuard(tag=tag), f"{{{tag}}}"
-        for options in ({}, {"single_connection_client": True, "decode_responses": True}):
-            async with redis.asyncio.Redis.from_url(redis_url, **options) as client:
-                await guard.announce(client, stamp(5))
-                async with guard.transaction(client, stamp(5), NAME) as tx:
-                    tx.set(key, "v")
-                    await tx.get(key)
-                    tx.hgetall(key + "none")
-                assert tx.results == [True, "v" if options else b"v", {}]
-                with pytest.raises(StaleToken):
-                    async with guard.transaction(client, stamp(4), NAME) as tx:
-                        tx.set(key, "late")
-                assert await guard.wrap("return #KEYS")(client, stamp(5), NAME, keys=[key, key]) == 2
-
-    asyncio.run(story())
+async def test_asyncio(redis_url: str, tag: str) -> None:
+    guard, key = AsyncRedisGuard(tag=tag), f"{{{tag}}}"
+    for options in ({}, {"single_connection_client": True, "decode_responses": True}):
+        async with redis.asyncio.Redis.from_url(redis_url, **options) as client:
+            await guard.announce(client, stamp(5))
+            async with guard.transaction(client, stamp(5), NAME) as tx:
+                tx.set(key, "v")
+                await tx.get(key)
+                tx.hgetall(key + "none")
+            assert tx.results == [True, "v" if options else b"v", {}]
+            with pytest.raises(StaleToken):
+                async with guard.transaction(client, stamp(4), NAME) as tx:
+                    tx.set(key, "late")
+            assert await guard.wrap("return #KEYS")(client, stamp(5), NAME, keys=[key, key]) == 2
 
 
 def test_a_guard_does_not_keep_a_client(redis_url: str, tag: str) -> None:
@@ -415,15 +408,12 @@ def test_a_transaction_is_announced_before_it_reads(client: redis.Redis, tag: st
     assert (client.get(key), sold) == (b"9", [])
 
 
-def test_an_asyncio_transaction_is_announced_before_it_reads(redis_url: str, tag: str) -> None:
-    async def story() -> None:
-        guard = AsyncRedisGuard(tag=tag)
-        async with redis.asyncio.Redis.from_url(redis_url) as own, guard.transaction(own, stamp(6)) as tx:
-            with pytest.raises(StaleToken):
-                await guard.announce(own, stamp(5))
-            tx.set(f"{{{tag}}}", "v")
-
-    asyncio.run(story())
+async def test_an_asyncio_transaction_is_announced_before_it_reads(redis_url: str, tag: str) -> None:
+    guard = AsyncRedisGuard(tag=tag)
+    async with redis.asyncio.Redis.from_url(redis_url) as own, guard.transaction(own, stamp(6)) as tx:
+        with pytest.raises(StaleToken):
+            await guard.announce(own, stamp(5))
+        tx.set(f"{{{tag}}}", "v")
 
 
 def test_a_bad_stamp_that_is_let_through_is_counted_once(
@@ -697,16 +687,12 @@ def test_a_rule_that_is_not_installed(client: redis.Redis, tag: str) -> None:
     assert client.get(f"{{{tag}}}:n") is None
 
 
-def test_a_transaction_is_entered_once(client: redis.Redis, redis_url: str, tag: str) -> None:
+async def test_a_transaction_is_entered_once(client: redis.Redis, redis_url: str, tag: str) -> None:
     guard, key = RedisGuard(tag=tag), f"{{{tag}}}:n"
     is_entered_once(lambda: guard.transaction(client, stamp(5)), lambda tx: tx.incr(key))
-
-    async def story() -> None:
-        async with redis.asyncio.Redis.from_url(redis_url) as suspending:
-            await is_entered_once_by_tasks(
-                lambda: AsyncRedisGuard(tag=tag).transaction(suspending, stamp(5)),
-                lambda tx: tx.incr(key) and None,
-            )
-
-    asyncio.run(story())
+    async with redis.asyncio.Redis.from_url(redis_url) as suspending:
+        await is_entered_once_by_tasks(
+            lambda: AsyncRedisGuard(tag=tag).transaction(suspending, stamp(5)),
+            lambda tx: tx.incr(key) and None,
+        )
     assert client.get(key) == b"2"

@@ -3,11 +3,10 @@
 import pytest
 
 from fenced.stores.redis.authority.scripts import RedisScript
-from fenced.testing import COLOURS, Check, run
+from fenced.testing import Check, run
 from fenced.values.contracts import Colour, Runtime
 from fenced_testkit import OutageHarness
 from fenced_testkit.servers import RedisServer
-from tests.colours import play
 from tests.outage_harness import (
     ProxiedHarness,
     a_stream_that_died_silently_is_opened_again,
@@ -32,10 +31,6 @@ def test_outages(check: Check[OutageHarness], colour: Colour, server: RedisServe
     run(check, lambda runtime: Harness(runtime, server), colour)
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_stream_that_died_silently_is_opened_again(colour: Colour, server: RedisServer) -> None:
-    async def story(runtime: Runtime) -> None:
-        shifted = Shifted(runtime)
-        await a_stream_that_died_silently_is_opened_again(Harness(shifted, server), shifted)
-
-    play(story, colour)
+async def test_a_stream_that_died_silently_is_opened_again(runtime: Runtime, server: RedisServer) -> None:
+    shifted = Shifted(runtime)
+    await a_stream_that_died_silently_is_opened_again(Harness(shifted, server), shifted)

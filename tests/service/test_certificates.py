@@ -156,28 +156,24 @@ def handshake(port: int, ciphers: str) -> bool:
     return True
 
 
-def test_a_page_without_tls_is_another_site() -> None:
+async def test_a_page_without_tls_is_another_site() -> None:
     """The scheme of an Origin counts, also behind a gateway that terminates TLS."""
-
-    async def story() -> None:
-        store = MemoryStore(clocks.now)
-        api = Api(lambda runtime, _: MemoryAuthority(store, runtime))
-        await api.namespaces.opened("default", create=True)
-        gateway = {"x-forwarded-proto": "https"}
-        for scheme, more, origin, status in (
-            ("http", {}, "http://service", 200),
-            ("http", {}, "https://service", 403),
-            ("https", {}, "https://service", 200),
-            ("https", {}, "http://service", 403),
-            ("http", gateway, "https://service", 200),
-            ("http", gateway, "http://service", 403),
-            ("http", {}, "null", 403),
-        ):
-            api.scheme = scheme
-            program = Program(api)
-            found = await program.http.get("/v1", headers={"origin": origin, **more})
-            assert found.status_code == status, (scheme, more, origin)
-            await program.http.aclose()
-        await api.close()
-
-    asyncio.run(story())
+    store = MemoryStore(clocks.now)
+    api = Api(lambda runtime, _: MemoryAuthority(store, runtime))
+    await api.namespaces.opened("default", create=True)
+    gateway = {"x-forwarded-proto": "https"}
+    for scheme, more, origin, status in (
+        ("http", {}, "http://service", 200),
+        ("http", {}, "https://service", 403),
+        ("https", {}, "https://service", 200),
+        ("https", {}, "http://service", 403),
+        ("http", gateway, "https://service", 200),
+        ("http", gateway, "http://service", 403),
+        ("http", {}, "null", 403),
+    ):
+        api.scheme = scheme
+        program = Program(api)
+        found = await program.http.get("/v1", headers={"origin": origin, **more})
+        assert found.status_code == status, (scheme, more, origin)
+        await program.http.aclose()
+    await api.close()

@@ -102,7 +102,7 @@ def test_an_instance_whose_ledger_has_failed_ends(first: Serving, tmp_path: Path
         standby.close()
 
 
-def test_a_disk_that_hangs_holds_up_only_what_it_writes(
+async def test_a_disk_that_hangs_holds_up_only_what_it_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`/healthz` is answered meanwhile, and so are reads. What was waiting is answered when the disk is back."""
@@ -115,29 +115,25 @@ def test_a_disk_that_hangs_holds_up_only_what_it_writes(
         return append(journal, *arguments)
 
     monkeypatch.setattr(FileJournal, "append", slow)
-
-    async def story() -> None:
-        api = Api(lambda runtime, name: LedgerAuthority(tmp_path / "leases.db", runtime, namespace=name))
-        server, sockets = RunningInstance(api, ListenOptions()), listening(ListenOptions(("127.0.0.1", 0)))
-        await api.namespaces.opened("default", create=True)
-        serving = asyncio.create_task(server.serve(sockets))
-        url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
-        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
-            assert (await client.post("/v1/leases", json=ask())).status_code == 200
-            hangs.set()
-            waiting = [asyncio.create_task(client.post("/v1/leases", json=ask())) for _ in range(5)]
-            while not api._running:
-                await asyncio.sleep(0.001)
-            for path in ("/healthz", "/metrics"):
-                assert (await client.get(path)).status_code == 200
-            assert not any(each.done() for each in waiting) and not goes_on.is_set()
-            hangs.clear()
-            goes_on.set()
-            assert [(await each).status_code for each in waiting] == [200] * 5
-        server.stop()
-        await serving
-
-    asyncio.run(story())
+    api = Api(lambda runtime, name: LedgerAuthority(tmp_path / "leases.db", runtime, namespace=name))
+    server, sockets = RunningInstance(api, ListenOptions()), listening(ListenOptions(("127.0.0.1", 0)))
+    await api.namespaces.opened("default", create=True)
+    serving = asyncio.create_task(server.serve(sockets))
+    url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
+        assert (await client.post("/v1/leases", json=ask())).status_code == 200
+        hangs.set()
+        waiting = [asyncio.create_task(client.post("/v1/leases", json=ask())) for _ in range(5)]
+        while not api._running:
+            await asyncio.sleep(0.001)
+        for path in ("/healthz", "/metrics"):
+            assert (await client.get(path)).status_code == 200
+        assert not any(each.done() for each in waiting) and not goes_on.is_set()
+        hangs.clear()
+        goes_on.set()
+        assert [(await each).status_code for each in waiting] == [200] * 5
+    server.stop()
+    await serving
 
 
 def test_the_log_says_when_the_store_is_lost_and_back(tmp_path: Path) -> None:

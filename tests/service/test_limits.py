@@ -7,7 +7,8 @@ import hashlib
 import json
 import secrets
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +81,16 @@ class Bounded:
         self._peers.append(Peer(*await asyncio.open_connection(host, port)))
         return self._peers[-1]
 
-    async def run(self, story: Callable[[Bounded], Coroutine[Any, Any, None]]) -> None:
-        serving = asyncio.create_task(self.server.serve(self.sockets))
+    async def __aenter__(self) -> Bounded:
+        self._serving = asyncio.create_task(self.server.serve(self.sockets))
         await self.server.started.wait()
-        try:
-            await story(self)
-        finally:
-            for peer in self._peers:
-                peer.writer.transport.abort()
-            self.server.stop()
-            await serving
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for peer in self._peers:
+            peer.writer.transport.abort()
+        self.server.stop()
+        await self._serving
 
 
 def is_problem(answer: tuple[int, dict[str, str], bytes], status: int) -> bool:
@@ -102,10 +103,10 @@ def is_problem(answer: tuple[int, dict[str, str], bytes], status: int) -> bool:
     )
 
 
-def test_slow_clients_are_ended(caplog: pytest.LogCaptureFixture) -> None:
+async def test_slow_clients_are_ended(caplog: pytest.LogCaptureFixture) -> None:
     """Whose head or body does not arrive, who sends nothing, who does not read. Others are served meanwhile."""
+    async with Bounded(Limits(request_time=1.0, idle_time=3.0, body_time=0.5)) as bounded:
 
-    async def story(bounded: Bounded) -> None:
         async def another_is_served() -> bool:
             return (await (await (await bounded.peer()).send(GET)).answer())[0] == 200
 
@@ -139,14 +140,10 @@ def test_slow_clients_are_ended(caplog: pytest.LogCaptureFixture) -> None:
         assert not [record for record in caplog.records if record.name == "fenced.service"]
         deaf.close()
 
-    limits = Limits(request_time=1.0, idle_time=3.0, body_time=0.5)
-    asyncio.run(Bounded(limits).run(story))
 
-
-def test_connections_beyond_the_limit_are_answered() -> None:
+async def test_connections_beyond_the_limit_are_answered() -> None:
     """By a problem document that says that nothing happened. What is no HTTP is answered by one, too."""
-
-    async def story(bounded: Bounded) -> None:
+    async with Bounded(Limits(connections=2)) as bounded:
         first, second = await bounded.peer(), await bounded.peer()
         for each in (first, second):
             assert (await (await each.send(GET)).answer())[0] == 200
@@ -166,8 +163,6 @@ def test_connections_beyond_the_limit_are_answered() -> None:
             while bounded.server.http.connections:
                 await asyncio.sleep(0.05)
         assert (await (await (await bounded.peer()).send(GET)).answer())[0] == 200
-
-    asyncio.run(Bounded(Limits(connections=2)).run(story))
 
 
 def test_rates() -> None:
@@ -196,36 +191,30 @@ def tokens_file(folder: Path, **fields: str) -> TokenFile:
     return TokenFile(str(file))
 
 
-def limited(
-    story: Callable[[Api, Program, Program], Coroutine[Any, Any, None]],
-    tokens: TokenFile,
-    limits: Limits,
-) -> None:
+@asynccontextmanager
+async def limited(tokens: TokenFile, limits: Limits) -> AsyncIterator[tuple[Api, Program, Program]]:
     """An instance in memory, and the clients with the tokens `busy` and `calm`."""
-
-    async def run() -> None:
-        store = MemoryStore(clocks.now)
-        api = Api(lambda runtime, _: MemoryAuthority(store, runtime), tokens, limits=limits)
-        await api.namespaces.opened("default", create=True)
-        clients = Program(api, "busy"), Program(api, "calm")
-        try:
-            await story(api, *clients)
-        finally:
-            for each in clients:
-                await each.http.aclose()
-            await api.close()
-
-    asyncio.run(run())
+    store = MemoryStore(clocks.now)
+    api = Api(lambda runtime, _: MemoryAuthority(store, runtime), tokens, limits=limits)
+    await api.namespaces.opened("default", create=True)
+    busy, calm = Program(api, "busy"), Program(api, "calm")
+    try:
+        yield api, busy, calm
+    finally:
+        for each in (busy, calm):
+            await each.http.aclose()
+        await api.close()
 
 
 def ask_of(name: str, ttl: float = 600) -> dict[str, Any]:
     return {"attempt": secrets.token_hex(16), "names": [name], "ttl": ttl}
 
 
-def test_one_token_does_not_use_up_what_all_need(tmp_path: Path) -> None:
+async def test_one_token_does_not_use_up_what_all_need(tmp_path: Path) -> None:
     """Namespaces, leases and places in queues, live pages: each token has its own share."""
+    tokens = tokens_file(tmp_path, busy="leases = 3", calm="")
+    async with limited(tokens, Limits(namespaces_each=2, pages_each=2, leases_each=100)) as (api, busy, calm):
 
-    async def story(api: Api, busy: Program, calm: Program) -> None:
         async def opens(client: Program, name: str) -> int:
             return (await client.http.post("/v1/namespaces", json={"namespace": name})).status_code
 
@@ -263,9 +252,6 @@ def test_one_token_does_not_use_up_what_all_need(tmp_path: Path) -> None:
             await api.live.open(namespace, one)
         await api.live.open(namespace, other)
 
-    tokens = tokens_file(tmp_path, busy="leases = 3", calm="")
-    limited(story, tokens, Limits(namespaces_each=2, pages_each=2, leases_each=100))
-
 
 def test_leases_of_a_token_count_until_they_are_over() -> None:
     now = 0.0
@@ -278,10 +264,9 @@ def test_leases_of_a_token_count_until_they_are_over() -> None:
     assert leases.admit("a", {"4": 10.0}, 2)
 
 
-def test_a_rate_counts_attempts_pages_and_strangers(tmp_path: Path) -> None:
+async def test_a_rate_counts_attempts_pages_and_strangers(tmp_path: Path) -> None:
     """A request counts as all of its attempts; the page, a wrong log-in and a request without a token count, too."""
-
-    async def story(api: Api, busy: Program, calm: Program) -> None:
+    async with limited(tokens_file(tmp_path, busy="", calm=""), Limits(rate=1.0)) as (api, busy, calm):
         api.quotas.rates = Rates(lambda: 1000.0)
         many = {"attempts": [secrets.token_hex(16) for _ in range(150)]}
         renewed = [await busy.http.post("/v1/leases/renew", json=many) for _ in range(2)]
@@ -298,13 +283,14 @@ def test_a_rate_counts_attempts_pages_and_strangers(tmp_path: Path) -> None:
         pages = [await calm.http.get("/") for _ in range(12)]
         assert [each.status_code for each in pages] == [200] * 10 + [429] * 2
 
-    limited(story, tokens_file(tmp_path, busy="", calm=""), Limits(rate=1.0))
 
-
-def test_names_of_others_are_not_reached_through_own_ones(tmp_path: Path) -> None:
+async def test_names_of_others_are_not_reached_through_own_ones(tmp_path: Path) -> None:
     """A lease has names of two programs: who may use one of them neither sees nor ends the other."""
-
-    async def story(api: Api, busy: Program, calm: Program) -> None:
+    async with limited(tokens_file(tmp_path, busy='names = ["busy"]', calm=""), Limits()) as (
+        api,
+        busy,
+        calm,
+    ):
         both = {**ask_of("busy/1"), "names": ["busy/1", "calm/1"]}
         granted = (await calm.http.post("/v1/leases", json=both)).json()
         waits = {**ask_of("busy/1"), "names": ["busy/1", "calm/2"], "wait": True}
@@ -324,13 +310,10 @@ def test_names_of_others_are_not_reached_through_own_ones(tmp_path: Path) -> Non
         taken = await busy.http.post("/v1/names/busy/2/force-release", json={"token": own["token"]})
         assert taken.status_code == 200 and taken.json()["token"] > own["token"]
 
-    limited(story, tokens_file(tmp_path, busy='names = ["busy"]', calm=""), Limits())
 
-
-def test_the_stream_of_a_revoked_token_ends(tmp_path: Path) -> None:
+async def test_the_stream_of_a_revoked_token_ends(tmp_path: Path) -> None:
     """When the file is read again. Those of other tokens go on."""
-
-    async def story(api: Api, busy: Program, calm: Program) -> None:
+    async with limited(tokens_file(tmp_path, busy="", calm=""), Limits()) as (api, _, _):
         assert api.tokens is not None
         namespace = await api.namespaces.get("default")
         streams = {}
@@ -356,10 +339,8 @@ def test_the_stream_of_a_revoked_token_ends(tmp_path: Path) -> None:
         api.reload_tokens()
         await asyncio.wait_for(reading["calm"], PATIENCE)
 
-    limited(story, tokens_file(tmp_path, busy="", calm=""), Limits())
 
-
-def test_a_client_that_asks_too_often(tmp_path: Path) -> None:
+async def test_a_client_that_asks_too_often(tmp_path: Path) -> None:
     """429 with Retry-After; its renewals, and other clients, are not concerned. Held requests are bounded, too."""
     file = tmp_path / "tokens.toml"
     hashed = {who: hashlib.sha256(who.encode()).hexdigest() for who in ("busy", "calm")}
@@ -369,34 +350,30 @@ def test_a_client_that_asks_too_often(tmp_path: Path) -> None:
             for who, rate in (("busy", "rate = 0.001"), ("calm", ""))
         )
     )
+    store = MemoryStore(clocks.now)
+    limits = Limits(held_each=1)
+    api = Api(lambda runtime, _: MemoryAuthority(store, runtime), TokenFile(str(file)), limits=limits)
+    await api.namespaces.opened("default", create=True)
+    busy, calm = Program(api, "busy"), Program(api, "calm")
+    answers = [await busy.http.get("/v1/names/a") for _ in range(12)]
+    assert [each.status_code for each in answers] == [200] * 10 + [429] * 2
+    assert int(answers[-1].headers["retry-after"]) >= 100 and answers[-1].json()["retry"] == "later"
+    assert (await busy.http.post("/v1/leases/renew", json={"attempts": []})).status_code == 200
+    assert (await calm.http.get("/v1/names/a")).status_code == 200
 
-    async def story() -> None:
-        store = MemoryStore(clocks.now)
-        limits = Limits(held_each=1)
-        api = Api(lambda runtime, _: MemoryAuthority(store, runtime), TokenFile(str(file)), limits=limits)
-        await api.namespaces.opened("default", create=True)
-        busy, calm = Program(api, "busy"), Program(api, "calm")
-        answers = [await busy.http.get("/v1/names/a") for _ in range(12)]
-        assert [each.status_code for each in answers] == [200] * 10 + [429] * 2
-        assert int(answers[-1].headers["retry-after"]) >= 100 and answers[-1].json()["retry"] == "later"
-        assert (await busy.http.post("/v1/leases/renew", json={"attempts": []})).status_code == 200
-        assert (await calm.http.get("/v1/names/a")).status_code == 200
+    def ask() -> Coroutine[Any, Any, Any]:
+        body = {"attempt": secrets.token_hex(16), "names": ["a"], "ttl": 600, "wait": True, "keeps": True}
+        return calm.http.post("/v1/leases", json=body, headers={"prefer": "wait=30"})
 
-        def ask() -> Coroutine[Any, Any, Any]:
-            body = {"attempt": secrets.token_hex(16), "names": ["a"], "ttl": 600, "wait": True, "keeps": True}
-            return calm.http.post("/v1/leases", json=body, headers={"prefer": "wait=30"})
-
-        assert (await ask()).status_code == 200
-        held = asyncio.create_task(ask())
-        while not api.namespaces.held:
-            await asyncio.sleep(0.01)
-        assert (await ask()).status_code == 202, "answered at once"
-        assert not held.done()
-        api.send_on()
-        assert (await held).status_code == 202
-        api.limits = Limits(running=0)
-        full = await calm.http.get("/v1/names/a")
-        assert (full.status_code, full.headers["retry-after"]) == (503, "1")
-        await api.close()
-
-    asyncio.run(story())
+    assert (await ask()).status_code == 200
+    held = asyncio.create_task(ask())
+    while not api.namespaces.held:
+        await asyncio.sleep(0.01)
+    assert (await ask()).status_code == 202, "answered at once"
+    assert not held.done()
+    api.send_on()
+    assert (await held).status_code == 202
+    api.limits = Limits(running=0)
+    full = await calm.http.get("/v1/names/a")
+    assert (full.status_code, full.headers["retry-after"]) == (503, "1")
+    await api.close()

@@ -81,84 +81,72 @@ class Watched:
             await self.api.close()
 
 
-def test_many_names_come_in_pieces() -> None:
+async def test_many_names_come_in_pieces() -> None:
     """Others have their turn between two surveys, and between two pieces of what is sent."""
     times = [0.0]
-
-    async def story() -> None:
-        watched = Watched(lambda: times[0])
-        watched.hold(NAMES)
-        events = watched.events()
-        names, turns, kind = [], [], ""
-        while kind != "state":
-            kind, data, turn = await anext(events)
-            piece = data["names"] if kind == "state" else data
-            assert len(piece) <= live.NAMES_AT_ONCE
-            names += [view["name"] for view in piece]
-            turns.append(turn)
-        assert names == NAMES, "the state is complete when it arrives"
-        assert len(set(turns)) == len(turns)
-        times[0] = 60.0
-        watched.store.renew([f"{number:032x}" for number in range(len(NAMES))])
-        watched.surveyed.clear()
-        turns.clear()
-        seen: list[str] = []
-        while len(seen) < len(NAMES):
-            _, change, turn = await anext(events)
-            seen += (piece := [view["name"] for view in change.get("names", [])])
-            turns += [turn] if piece else []
-        assert sorted(seen) == NAMES and len(set(turns)) == len(turns) >= 4
-        assert len(set(watched.surveyed)) == len(watched.surveyed) >= 4
-        await events.aclose()
-
-    asyncio.run(story())
+    watched = Watched(lambda: times[0])
+    watched.hold(NAMES)
+    events = watched.events()
+    names, turns, kind = [], [], ""
+    while kind != "state":
+        kind, data, turn = await anext(events)
+        piece = data["names"] if kind == "state" else data
+        assert len(piece) <= live.NAMES_AT_ONCE
+        names += [view["name"] for view in piece]
+        turns.append(turn)
+    assert names == NAMES, "the state is complete when it arrives"
+    assert len(set(turns)) == len(turns)
+    times[0] = 60.0
+    watched.store.renew([f"{number:032x}" for number in range(len(NAMES))])
+    watched.surveyed.clear()
+    turns.clear()
+    seen: list[str] = []
+    while len(seen) < len(NAMES):
+        _, change, turn = await anext(events)
+        seen += (piece := [view["name"] for view in change.get("names", [])])
+        turns += [turn] if piece else []
+    assert sorted(seen) == NAMES and len(set(turns)) == len(turns) >= 4
+    assert len(set(watched.surveyed)) == len(watched.surveyed) >= 4
+    await events.aclose()
 
 
-def test_small_renewals_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_small_renewals_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page counts down from what it was sent, so the looks are compared with that."""
     monkeypatch.setattr(live, "LOOK_SECONDS", 0.1)
-
-    async def story() -> None:
-        watched = Watched(lambda: 0.0)  # as if the lease were renewed all the time
-        watched.hold(["a"])
-        events = watched.events()
-        changes = 0
-        async for kind, data, _ in events:
-            changes += kind == "change" and bool(data.get("names"))
-            if changes == 2:
-                break
-            assert len(watched.surveyed) < LOOKS_MAX, "each look was compared with the one before it"
-        await events.aclose()
-
-    asyncio.run(story())
+    watched = Watched(lambda: 0.0)  # as if the lease were renewed all the time
+    watched.hold(["a"])
+    events = watched.events()
+    changes = 0
+    async for kind, data, _ in events:
+        changes += kind == "change" and bool(data.get("names"))
+        if changes == 2:
+            break
+        assert len(watched.surveyed) < LOOKS_MAX, "each look was compared with the one before it"
+    await events.aclose()
 
 
-def test_the_numbers_are_right_after_nobody_has_looked() -> None:
+async def test_the_numbers_are_right_after_nobody_has_looked() -> None:
     """Losses count while no page is open, too, as in `/metrics`; and a pause is no second with many grants."""
-
-    async def story() -> None:
-        watched = Watched(lambda: 0.0)
-        await watched.api.namespaces.opened("default", create=True)
-        namespace = await watched.api.namespaces.get("default")
-        seen = []
-        for _ in range(2):
-            stream = await watched.api.live.open(namespace, EVERYBODY)
-            seen.append(stream._state.samples)
-            stream._watch.pages.clear()
-            stream._watch.wake()
-            while stream._watch._task is not None:
-                await asyncio.sleep(0.001)
-            for number in range(1, 38):  # while nobody looks
-                ask = Ask(f"{number:032x}", ("a",), 30.0, Holder("id", "worker", "web-1", 1))
-                watched.api.events.answered("default", [ask], [Granted(number, 30.0, 30.0)])
-                watched.api.events.answered("default", [Renewal(ask.secret)], [Ended("expired")])
-        assert [(each.granted, each.lost) for each in seen[0]] == [(0, 0)]
-        assert [(each.granted, each.lost) for each in seen[1]] == [(37, 37)], "and not the difference"
-        text = watched.api.numbers.text(0, watched.api.events.expired.total())
-        assert "lease_expired_while_executing_total 74" in text
-        await watched.api.close()
-
-    asyncio.run(story())
+    watched = Watched(lambda: 0.0)
+    await watched.api.namespaces.opened("default", create=True)
+    namespace = await watched.api.namespaces.get("default")
+    seen = []
+    for _ in range(2):
+        stream = await watched.api.live.open(namespace, EVERYBODY)
+        seen.append(stream._state.samples)
+        stream._watch.pages.clear()
+        stream._watch.wake()
+        while stream._watch._task is not None:
+            await asyncio.sleep(0.001)
+        for number in range(1, 38):  # while nobody looks
+            ask = Ask(f"{number:032x}", ("a",), 30.0, Holder("id", "worker", "web-1", 1))
+            watched.api.events.answered("default", [ask], [Granted(number, 30.0, 30.0)])
+            watched.api.events.answered("default", [Renewal(ask.secret)], [Ended("expired")])
+    assert [(each.granted, each.lost) for each in seen[0]] == [(0, 0)]
+    assert [(each.granted, each.lost) for each in seen[1]] == [(37, 37)], "and not the difference"
+    text = watched.api.numbers.text(0, watched.api.events.expired.total())
+    assert "lease_expired_while_executing_total 74" in text
+    await watched.api.close()
 
 
 def test_every_counter_begins_at_zero() -> None:

@@ -134,101 +134,82 @@ MIXED = [
 ]
 
 
-def test_pipelined_requests_are_answered_in_order() -> None:
+async def test_pipelined_requests_are_answered_in_order() -> None:
     """Answered at once, by a task or before their body has come; in one stream, cut anywhere."""
     stream = b"".join(each for each, _ in MIXED)
-
-    async def story() -> None:
-        draw = random.Random(7)
-        for pieces in (1, 2, 3, 5, 9, 17, 60, 200, len(stream)):
-            cuts = sorted(draw.sample(range(1, len(stream)), pieces - 1))
-            async with Instance() as instance:
-                for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-                    instance.connection.data_received(stream[begin:end])
-                    if draw.random() < 0.3:
-                        await asyncio.sleep(0)
-                for _, word in MIXED:
-                    _, _, fields = await instance.answer()
-                    assert fields == word or str(word) in json.dumps(fields), (pieces, word, fields)
-
-    run(story)
+    draw = random.Random(7)
+    for pieces in (1, 2, 3, 5, 9, 17, 60, 200, len(stream)):
+        cuts = sorted(draw.sample(range(1, len(stream)), pieces - 1))
+        async with Instance() as instance:
+            for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+                instance.connection.data_received(stream[begin:end])
+                if draw.random() < 0.3:
+                    await asyncio.sleep(0)
+            for _, word in MIXED:
+                _, _, fields = await instance.answer()
+                assert fields == word or str(word) in json.dumps(fields), (pieces, word, fields)
 
 
-def test_a_head_that_is_remembered_is_admitted_by_the_tokens_of_now(tmp_path: Path) -> None:
+async def test_a_head_that_is_remembered_is_admitted_by_the_tokens_of_now(tmp_path: Path) -> None:
     file = tmp_path / "tokens.toml"
     entry = '[[token]]\nid = "{0}"\nsha256 = "{1}"\nrights = ["lease"]\n'
     file.write_text(entry.format("cron", hashlib.sha256(b"cron").hexdigest()))
     post = request("POST", "/v1/leases/release", {"attempt": A}, ("Authorization", "Bearer cron"))
+    async with Instance(TokenFile(str(file))) as instance:
 
-    async def story() -> None:
-        async with Instance(TokenFile(str(file))) as instance:
+        async def status() -> int:
+            instance.connection.data_received(post)
+            return (await instance.answer())[0]
 
-            async def status() -> int:
-                instance.connection.data_received(post)
-                return (await instance.answer())[0]
-
-            assert [await status() for _ in range(2)] == [404, 404]
-            file.write_text(entry.format("another", "0" * 64))
-            instance.server.reload()
-            assert [await status() for _ in range(2)] == [401, 401]
-
-    run(story)
+        assert [await status() for _ in range(2)] == [404, 404]
+        file.write_text(entry.format("another", "0" * 64))
+        instance.server.reload()
+        assert [await status() for _ in range(2)] == [401, 401]
 
 
-def test_a_head_that_a_unix_socket_may_send_is_not_admitted_from_another_one() -> None:
+async def test_a_head_that_a_unix_socket_may_send_is_not_admitted_from_another_one() -> None:
     """A page of another site can reach a TCP port of this machine, and no Unix socket."""
-
-    async def story() -> None:
-        async with Instance() as instance:
-            instance.api.own_host_only = True
-            for tcp in (False, True, False):
-                await instance.disconnect()
-                await instance.connect(tcp=tcp)
-                for _ in range(2):
-                    instance.connection.data_received(request("POST", "/v1/leases/release", {"attempt": A}))
-                    assert (await instance.answer())[0] == (403 if tcp else 404)
-
-    run(story)
+    async with Instance() as instance:
+        instance.api.own_host_only = True
+        for tcp in (False, True, False):
+            await instance.disconnect()
+            await instance.connect(tcp=tcp)
+            for _ in range(2):
+                instance.connection.data_received(request("POST", "/v1/leases/release", {"attempt": A}))
+                assert (await instance.answer())[0] == (403 if tcp else 404)
 
 
-def test_a_server_that_stops_answers_what_is_under_way() -> None:
-    async def story() -> None:
-        async with Instance() as instance:
-            instance.leases[0].gate.clear()
-            instance.connection.data_received(request("POST", "/v1/leases", ask(A, "orders/1")))
-            instance.server.http.close_listeners()
-            instance.leases[0].gate.set()
-            status, headers, _ = await instance.answer()
-            assert (status, headers["connection"]) == (200, "close")
-            assert await instance.reader.read() == b""
-
-    run(story)
+async def test_a_server_that_stops_answers_what_is_under_way() -> None:
+    async with Instance() as instance:
+        instance.leases[0].gate.clear()
+        instance.connection.data_received(request("POST", "/v1/leases", ask(A, "orders/1")))
+        instance.server.http.close_listeners()
+        instance.leases[0].gate.set()
+        status, headers, _ = await instance.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await instance.reader.read() == b""
 
 
-def test_a_client_that_leaves_is_answered_nothing() -> None:
+async def test_a_client_that_leaves_is_answered_nothing() -> None:
     """Before its body has come, or before the store has answered. Nothing stays counted as under way."""
-
-    async def story() -> None:
-        async with Instance() as instance:
-            instance.connection.data_received(request("POST", "/v1/leases", ask(B, "orders/1"))[:-5])
-            assert instance.api._running == 1
-            instance.writer.close()
-            await until(lambda: not instance.server.http.connections)
-            assert instance.api._running == 0
-            await instance.connect()
-            instance.leases[0].gate.clear()
-            instance.connection.data_received(request("POST", "/v1/leases", ask(A, "orders/1")))
-            instance.writer.close()
-            await until(lambda: not instance.server.http.connections)
-            instance.leases[0].gate.set()
-            await until(lambda: instance.api.events.number > 0)
-            assert instance.api._running == 0
-
-    run(story)
+    async with Instance() as instance:
+        instance.connection.data_received(request("POST", "/v1/leases", ask(B, "orders/1"))[:-5])
+        assert instance.api._running == 1
+        instance.writer.close()
+        await until(lambda: not instance.server.http.connections)
+        assert instance.api._running == 0
+        await instance.connect()
+        instance.leases[0].gate.clear()
+        instance.connection.data_received(request("POST", "/v1/leases", ask(A, "orders/1")))
+        instance.writer.close()
+        await until(lambda: not instance.server.http.connections)
+        instance.leases[0].gate.set()
+        await until(lambda: instance.api.events.number > 0)
+        assert instance.api._running == 0
 
 
 @pytest.mark.parametrize("accept", ["application/x-ndjson", "*/*"])
-def test_a_held_answer(accept: str) -> None:
+async def test_a_held_answer(accept: str) -> None:
     """It comes with the release, or when the instance stops; the request behind it is answered then."""
 
     async def held(instance: Instance, attempt: str) -> None:
@@ -254,22 +235,19 @@ def test_a_held_answer(accept: str) -> None:
         assert (await instance.answer())[2] == b"alive\n"
         assert instance.api.namespaces.held == 0
 
-    async def story() -> None:
-        async with asyncio.timeout(PATIENCE), Instance() as instance:
-            instance.connection.data_received(request("POST", "/v1/leases", ask(A, "orders/1")))
-            await instance.answer()
-            await held(instance, B)
-            await instance.leases[0].release(A)
-            await ends(instance, turn=True)
-            await instance.leases[0].ask(Ask(A[:-1] + "0", ("orders/1",), 30.0, Holder("h", "", "", 0), True))
-            await held(instance, C)
-            instance.api.send_on()
-            await ends(instance, turn=False)
-
-    run(story)
+    async with asyncio.timeout(PATIENCE), Instance() as instance:
+        instance.connection.data_received(request("POST", "/v1/leases", ask(A, "orders/1")))
+        await instance.answer()
+        await held(instance, B)
+        await instance.leases[0].release(A)
+        await ends(instance, turn=True)
+        await instance.leases[0].ask(Ask(A[:-1] + "0", ("orders/1",), 30.0, Holder("h", "", "", 0), True))
+        await held(instance, C)
+        instance.api.send_on()
+        await ends(instance, turn=False)
 
 
-def test_equal_heads_get_the_same_notes() -> None:
+async def test_equal_heads_get_the_same_notes() -> None:
     """With heads that are remembered and without, the client gets the same bytes, in whatever pieces they come."""
     whole = [each for each, _ in MIXED] + [request("GET", "/healthz", None, ("Connection", "close"))]
 
@@ -289,19 +267,16 @@ def test_equal_heads_get_the_same_notes() -> None:
         async with asyncio.timeout(PATIENCE):
             return await instance.reader.read()
 
-    async def story() -> None:
-        draw = random.Random(7)
-        async with Instance() as one, Instance() as another:
-            another.server.http.heads = {True: Forgetful(), False: Forgetful()}
-            another.api.events = one.api.events
-            for _ in range(100):
-                stream = b"".join(draw.choices(whole, k=4)) + draw.choice((b"", b"\r\n", b"\0", b"GET /h"))
-                cuts = sorted(draw.choices(range(len(stream)), k=draw.choice((0, 1, 5))))
-                pieces = [stream[i:j] for i, j in zip([0, *cuts], [*cuts, None], strict=True) if stream[i:j]]
-                first, second = await answered(one, pieces), await answered(another, pieces)
-                assert strip(first) == strip(second), pieces
-
     def strip(data: bytes) -> list[bytes]:
         return [line for line in data.split(b"\r\n") if not line.startswith((b"date: ", b"{"))]
 
-    run(story)
+    draw = random.Random(7)
+    async with Instance() as one, Instance() as another:
+        another.server.http.heads = {True: Forgetful(), False: Forgetful()}
+        another.api.events = one.api.events
+        for _ in range(100):
+            stream = b"".join(draw.choices(whole, k=4)) + draw.choice((b"", b"\r\n", b"\0", b"GET /h"))
+            cuts = sorted(draw.choices(range(len(stream)), k=draw.choice((0, 1, 5))))
+            pieces = [stream[i:j] for i, j in zip([0, *cuts], [*cuts, None], strict=True) if stream[i:j]]
+            first, second = await answered(one, pieces), await answered(another, pieces)
+            assert strip(first) == strip(second), pieces

@@ -32,13 +32,11 @@ from fenced.service.routes import ROUTES
 from fenced.stores.service.address import service_address
 from fenced.stores.service.authority.authority import ServiceAuthority
 from fenced.stores.service.wire.connection import InstanceRoute
-from fenced.testing import COLOURS
 from fenced.testing.kit import asking
-from fenced.values.contracts import Colour, Runtime
+from fenced.values.contracts import Runtime
 from fenced.values.model import Granted, Waiting
 from fenced_testkit.servers import ServiceServer
 from fenced_testkit.servers.certificates import make_certificates
-from tests.colours import play
 
 pytestmark = pytest.mark.xdist_group("service")
 ROOT = Path(__file__).parents[2]
@@ -235,29 +233,26 @@ class CountedClient(ServiceAuthority):
     route_type = CountedRoute
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_notified_waiter_asks_again_on_the_same_connection(colour: Colour, server: ServiceServer) -> None:
+async def test_a_notified_waiter_asks_again_on_the_same_connection(
+    runtime: Runtime, server: ServiceServer
+) -> None:
     """The holder and the waiter have one connection each, however often they hand over."""
-
-    async def story(runtime: Runtime) -> None:
-        door = CountedClient(service_address(server.url()), runtime, secrets.token_hex(8))
-        await door.open()
-        held = asking(runtime, "orders", ttl=600)
-        assert isinstance(await door.ask(held), Granted)
-        for _ in range(3):
-            waiting = asking(runtime, "orders", ttl=600, wait=True)
-            assert isinstance(await door.ask(waiting), Waiting)
-            await door.release(held.secret)
-            limit = runtime.now() + PATIENCE
-            while not (woken := await door.next_wakeups(runtime.now() + 1)):
-                assert runtime.now() < limit
-            assert woken == [fenced.values.model.grant_id(waiting.secret)]
-            assert isinstance(await door.ask(waiting), Granted)
-            held = waiting
-        assert isinstance(door._route, CountedRoute) and door._route.connected == 2
-        await door.close()
-
-    play(story, colour)
+    door = CountedClient(service_address(server.url()), runtime, secrets.token_hex(8))
+    await door.open()
+    held = asking(runtime, "orders", ttl=600)
+    assert isinstance(await door.ask(held), Granted)
+    for _ in range(3):
+        waiting = asking(runtime, "orders", ttl=600, wait=True)
+        assert isinstance(await door.ask(waiting), Waiting)
+        await door.release(held.secret)
+        limit = runtime.now() + PATIENCE
+        while not (woken := await door.next_wakeups(runtime.now() + 1)):
+            assert runtime.now() < limit
+        assert woken == [fenced.values.model.grant_id(waiting.secret)]
+        assert isinstance(await door.ask(waiting), Granted)
+        held = waiting
+    assert isinstance(door._route, CountedRoute) and door._route.connected == 2
+    await door.close()
 
 
 def test_a_stop_sends_the_waiters_on(tmp_path: Path) -> None:
@@ -314,10 +309,7 @@ def test_tls_and_a_second_address(tmp_path: Path) -> None:
             hosts = f"127.0.0.1:{nobody.getsockname()[1]},127.0.0.1:{server.port}"
             trusted = f"https://{hosts}?ssl_ca_certs={folder}/ca.crt"
             own = f"&ssl_certfile={folder}/app.crt&ssl_keyfile={folder}/app.key"
-            with (
-                fenced.Client(trusted + own) as client,
-                client.hold("orders") as lease,
-            ):
+            with fenced.Client(trusted + own) as client, client.hold("orders") as lease:
                 assert lease.token == 1
             with pytest.raises((Unavailable, Indeterminate)), fenced.Client(trusted) as client:
                 client.acquire("orders")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -62,31 +61,25 @@ def error_of(answer: httpx.Response) -> object:
     return error_from(answer.status_code, answer.headers["content-type"], answer.content)
 
 
-def served(
-    story: Callable[[Program, Api], Coroutine[Any, Any, None]],
-    values: str | None,
-    tokens: TokenFile | None = None,
-    guards: tuple[str, ...] = (),
-) -> None:
-    async def run() -> None:
-        store = MemoryStore(clocks.now)
-        api = Api(lambda runtime, _: MemoryAuthority(store, runtime), tokens, values=values, guards=guards)
-        await api.namespaces.opened("default", create=True)
-        program = Program(api)
-        try:
-            await story(program, api)
-        finally:
-            await program.http.aclose()
-            await api.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def served(
+    values: str | None, tokens: TokenFile | None = None, guards: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[Program, Api]]:
+    store = MemoryStore(clocks.now)
+    api = Api(lambda runtime, _: MemoryAuthority(store, runtime), tokens, values=values, guards=guards)
+    await api.namespaces.opened("default", create=True)
+    program = Program(api)
+    try:
+        yield program, api
+    finally:
+        await program.http.aclose()
+        await api.close()
 
 
 @pytest.mark.parametrize("guard", GUARDS)
-def test_a_stale_holder_is_refused(guard: str, tmp_path: Path) -> None:
+async def test_a_stale_holder_is_refused(guard: str, tmp_path: Path) -> None:
     """The storage service of the story: the highest token of each name decides."""
-
-    async def story(program: Program, api: Api) -> None:
+    async with served(guard.format(tmp_path.name, tmp_path)) as (program, api):
         assert isinstance(error_of(await program.write("a/b", b"x", "")), MissingStamp)
         stranger = f"1:{'0' * 16}:9:-:{'1' * 32}:a/b"  # comes first, and still does not say whom to trust
         assert (await program.write("a/b", b"x", stranger)).json()["type"] == "urn:fenced:problem:foreign"
@@ -123,15 +116,12 @@ def test_a_stale_holder_is_refused(guard: str, tmp_path: Path) -> None:
             assert f"\ntoken_gap_{line}\n" in metrics
         assert "\nlease_expired_while_executing_total 0\n" in metrics
 
-    served(story, guard.format(tmp_path.name, tmp_path))
-
 
 @pytest.mark.parametrize("guard", GUARDS)
-def test_a_refusal_is_one_event(guard: str, tmp_path: Path) -> None:
+async def test_a_refusal_is_one_event(guard: str, tmp_path: Path) -> None:
     """Also if the page reads the records of the guard: some guards keep them where the page finds them."""
     url = guard.format(tmp_path.name, tmp_path)
-
-    async def story(program: Program, api: Api) -> None:
+    async with served(url, guards=(url,)) as (program, api):
         old, new = [await program.take("a") for _ in range(2)]
         assert (await program.write("a", b"new", new)).status_code == 200
         for stamp in (old, "", old, await program.take("b"), f"1:{'0' * 16}:9:-:{'1' * 32}:a"):
@@ -143,13 +133,10 @@ def test_a_refusal_is_one_event(guard: str, tmp_path: Path) -> None:
         refused = [event.why for event in api.events.since(0) if event.kind == "refused"]
         assert refused == ["stale", "missing", "stale", "uncovered", "foreign"]
 
-    served(story, url, guards=(url,))
 
-
-def test_a_repeated_write_is_applied_once(tmp_path: Path) -> None:
+async def test_a_repeated_write_is_applied_once(tmp_path: Path) -> None:
     """Rule `sequenced`: the stamp identifies the operation, so a client may send it again after a broken connection."""
-
-    async def story(program: Program, api: Api) -> None:
+    async with served(f"memory://{tmp_path.name}?rule=sequenced") as (program, _):
         stamp = Stamp.parse(await program.take("a"))._replace(seq=1)
         headers = fence_headers(stamp)
         once = await program.http.put("/v1/values/a", content=b"1", headers=headers)
@@ -158,13 +145,10 @@ def test_a_repeated_write_is_applied_once(tmp_path: Path) -> None:
         unnumbered = await program.write("a", b"1", str(stamp._replace(seq=None)))
         assert unnumbered.json()["type"] == "urn:fenced:problem:invalid"
 
-    served(story, f"memory://{tmp_path.name}?rule=sequenced")
 
-
-def test_senders_raise_what_the_service_refused(tmp_path: Path) -> None:
+async def test_senders_raise_what_the_service_refused(tmp_path: Path) -> None:
     """It speaks the protocol of receivers, so the hooks in HTTP clients work with it."""
-
-    async def story(program: Program, api: Api) -> None:
+    async with served(f"memory://{tmp_path.name}") as (program, api):
         old, new = [Stamp.parse(await program.take("a")) for _ in range(2)]
         inner = httpx.ASGITransport(app_of(api))
         transport = AsyncStampingTransport("http://service", inner=inner)
@@ -175,11 +159,9 @@ def test_senders_raise_what_the_service_refused(tmp_path: Path) -> None:
                 await http.put("/v1/values/a", content=b"old")
             assert refused.value.stamp == old and refused.value.mark == new.token
 
-    served(story, f"memory://{tmp_path.name}")
 
-
-def test_requests_that_are_none(tmp_path: Path) -> None:
-    async def story(program: Program, api: Api) -> None:
+async def test_requests_that_are_none(tmp_path: Path) -> None:
+    async with served(f"memory://{tmp_path.name}") as (program, _):
         stamp = await program.take("a")
         for headers in (
             {"fenced-stamp": stamp},  # without quotation marks
@@ -197,15 +179,11 @@ def test_requests_that_are_none(tmp_path: Path) -> None:
         assert (waits.status_code, waits.headers["retry-after"]) == (503, "1")
         assert (await program.write("a", b"x" * 70_000, stamp)).status_code == 413
         assert (await program.read("a")).status_code == 404, "nothing was written"
-
-    async def without(program: Program, api: Api) -> None:
+    async with served(None) as (program, _):
         assert (await program.read("a")).json()["type"] == "urn:fenced:problem:unsupported"
 
-    served(story, f"memory://{tmp_path.name}")
-    served(without, None)
 
-
-def test_values_need_the_right_guard(tmp_path: Path) -> None:
+async def test_values_need_the_right_guard(tmp_path: Path) -> None:
     """The right `guard`, for the names of the token; a namespace in the query does not widen that."""
     file = tmp_path / "tokens.toml"
     rights = {
@@ -218,15 +196,12 @@ def test_values_need_the_right_guard(tmp_path: Path) -> None:
     file.write_text(
         "".join(entry.format(who, hashlib.sha256(who.encode()).hexdigest(), rights[who]) for who in rights)
     )
-
-    async def story(_: Program, api: Api) -> None:
+    async with served(f"memory://{tmp_path.name}", TokenFile(str(file))) as (_, api):
         stamp = await Program(api, "all").take("a/1")
         expected = [("some", "a/1", 200), ("some", "b", 403), ("none", "a/1", 403), ("other", "a/1", 403)]
         expected += [("other", "a/1?namespace=other", 403), ("", "a/1", 401)]
         for who, name, status in expected:
             assert (await Program(api, who).write(name, b"x", stamp)).status_code == status, (who, name)
-
-    served(story, f"memory://{tmp_path.name}", TokenFile(str(file)))
 
 
 def test_where_the_values_are() -> None:

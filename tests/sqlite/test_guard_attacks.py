@@ -179,34 +179,30 @@ def test_a_forked_child_writes_on_a_connection_of_its_own(path: Path) -> None:
     step(guard.close())
 
 
-def test_a_cancelled_transaction_leaves_nothing_open(path: Path) -> None:
+async def test_a_cancelled_transaction_leaves_nothing_open(path: Path) -> None:
     """Loss of the lease cancels the body by design: whatever hop that hits, nobody else is locked out."""
+    orders = AsyncGuard(table="orders", name="orders/{id}")
+    async with aiosqlite.connect(path, isolation_level=None) as db:
+        await db.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, qty INTEGER)")
+        await db.execute("INSERT INTO orders VALUES (42, 0)")
+        await orders.install(db, mode="require")
 
-    async def story() -> None:
-        orders = AsyncGuard(table="orders", name="orders/{id}")
-        async with aiosqlite.connect(path, isolation_level=None) as db:
-            await db.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, qty INTEGER)")
-            await db.execute("INSERT INTO orders VALUES (42, 0)")
-            await orders.install(db, mode="require")
+        async def guarded(seq: int) -> None:
+            async with orders.transaction(db, stamp(5, seq)) as tx:
+                await tx.execute("UPDATE orders SET qty = qty + 1 WHERE id = 42")
 
-            async def guarded(seq: int) -> None:
-                async with orders.transaction(db, stamp(5, seq)) as tx:
-                    await tx.execute("UPDATE orders SET qty = qty + 1 WHERE id = 42")
-
-            await guarded(1)
-            for hops in range(0, 60, 2):
-                task = asyncio.create_task(guarded(hops + 2))
-                for _ in range(hops):
-                    await asyncio.sleep(0)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-                assert not db.in_transaction, hops
-                other = sqlite3.connect(path, timeout=1)
-                assert other.execute("SELECT count(*) FROM fenced_stamp").fetchone() == (0,)
-                other.execute("BEGIN IMMEDIATE")
-                other.close()
-
-    asyncio.run(asyncio.wait_for(story(), 60))
+        await guarded(1)
+        for hops in range(0, 60, 2):
+            task = asyncio.create_task(guarded(hops + 2))
+            for _ in range(hops):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert not db.in_transaction, hops
+            other = sqlite3.connect(path, timeout=1)
+            assert other.execute("SELECT count(*) FROM fenced_stamp").fetchone() == (0,)
+            other.execute("BEGIN IMMEDIATE")
+            other.close()
 
 
 def test_switching_the_mode_leaves_an_open_transaction_alone(db: sqlite3.Connection) -> None:

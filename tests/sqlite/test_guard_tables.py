@@ -468,18 +468,14 @@ async def _update_by_aiosqlite(path: Path, guard: AsyncGuard) -> None:
         await tx.execute("UPDATE orders SET qty = 4 WHERE id = 42")
 
 
-def test_a_transaction_is_entered_once(db: sqlite3.Connection, path: Path) -> None:
+async def test_a_transaction_is_entered_once(db: sqlite3.Connection, path: Path) -> None:
     """A second block would have the stamp of the first, and count as a repeat of it."""
     ORDERS.install(db, mode="require")
     more = "UPDATE orders SET qty = qty + 1 WHERE id = 42"
     for fence in (stamp(6), [stamp(6)]):  # without coroutines, and with them
         is_entered_once(lambda fence=fence: ORDERS.transaction(db, fence), lambda tx: tx.execute(more))  # type: ignore[misc]
     orders = AsyncGuard(table="orders", name="orders/{id}")
-
-    async def story() -> None:
-        async with aiosqlite.connect(path, isolation_level=None) as suspending:
-            make = lambda: orders.transaction(suspending, stamp(6))  # noqa: E731
-            await is_entered_once_by_tasks(make, lambda tx: tx.execute(more))
-
-    asyncio.run(story())
+    async with aiosqlite.connect(path, isolation_level=None) as suspending:
+        make = lambda: orders.transaction(suspending, stamp(6))  # noqa: E731
+        await is_entered_once_by_tasks(make, lambda tx: tx.execute(more))
     assert qty(db) == 3

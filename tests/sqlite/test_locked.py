@@ -26,10 +26,9 @@ from fenced.net.filesystem import machine_clock
 from fenced.stores.sqlite.authority import connecting
 from fenced.stores.sqlite.authority.authority import SqliteAuthority
 from fenced.stores.sqlite.authority.store import Store
-from fenced.testing import COLOURS
 from fenced.testing.kit import asking, granted, lease_engine
 from fenced.values import timing
-from fenced.values.contracts import Colour, Runtime
+from fenced.values.contracts import Runtime
 from fenced.values.model import Ask, AskAnswer, Granted, Waiting
 from tests.colours import play
 
@@ -90,31 +89,27 @@ def authority(path: Path, runtime: Runtime) -> SqliteAuthority:
 
 
 # proves authority sqlite: stopped-writer-blocks
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_locked_file_keeps_no_call_beyond_its_deadline(path: Path, colour: Colour) -> None:
-    async def story(runtime: Runtime) -> None:
-        one, other = authority(path, runtime), authority(path, runtime)
-        await one.open()
-        ask = asking(runtime, "orders")
-        token = (await granted(one, ask)).token
-        calls: tuple[Callable[[float], Coroutine[Any, Any, object]], ...] = (
-            lambda until: one.ask(asking(runtime, "more"), until),
-            lambda until: one.renew([ask.secret], until),
-            lambda until: one.release(ask.secret, until),
-            lambda until: one.withdraw(ask.secret, until),
-            lambda until: other.open(until=until),
-            lambda until: one.force_release("orders", token, until),
-            lambda until: one.raise_floor(10, until),
-            one.tidy,
-        )
-        with locked(path):
-            for call in calls:
-                assert await overdue(runtime, call) < timing.CALL_SECONDS / 2
-        assert isinstance(await one.ask(ask), Granted), "nothing has happened"
-        for each in (one, other):
-            await each.close()
-
-    play(story, colour)
+async def test_a_locked_file_keeps_no_call_beyond_its_deadline(path: Path, runtime: Runtime) -> None:
+    one, other = authority(path, runtime), authority(path, runtime)
+    await one.open()
+    ask = asking(runtime, "orders")
+    token = (await granted(one, ask)).token
+    calls: tuple[Callable[[float], Coroutine[Any, Any, object]], ...] = (
+        lambda until: one.ask(asking(runtime, "more"), until),
+        lambda until: one.renew([ask.secret], until),
+        lambda until: one.release(ask.secret, until),
+        lambda until: one.withdraw(ask.secret, until),
+        lambda until: other.open(until=until),
+        lambda until: one.force_release("orders", token, until),
+        lambda until: one.raise_floor(10, until),
+        one.tidy,
+    )
+    with locked(path):
+        for call in calls:
+            assert await overdue(runtime, call) < timing.CALL_SECONDS / 2
+    assert isinstance(await one.ask(ask), Granted), "nothing has happened"
+    for each in (one, other):
+        await each.close()
 
 
 def test_a_limit_of_sqlites_own_would_be_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,43 +154,36 @@ def test_a_cancelled_call_leaves_no_thread_waiting(path: Path) -> None:
     play(story, "asyncio")
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_locked_file_keeps_nobody_past_its_wait(path: Path, colour: Colour) -> None:
-    async def story(runtime: Runtime) -> None:
-        client = lease_engine(authority(path, runtime), runtime, patience=timing.PATIENCE_SECONDS)
-        await client.release(await client.acquire(LeaseRequest.checked(["orders"])))
-        with locked(path):
-            for wait in (0.0, 0.5):
-                began = runtime.now()
-                with pytest.raises((Unavailable, Indeterminate)):
-                    await client.acquire(LeaseRequest.checked(["orders"], wait=wait))
-                assert runtime.now() - began - wait < timing.CALL_SECONDS / 2
-        await client.acquire(LeaseRequest.checked(["orders"], wait=SOON))
-        await client.close()
-
-    play(story, colour)
-
-
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_failed_release_is_repeated(path: Path, colour: Colour, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is locked while a lease is given back: its name is free soon after, and not when its ttl is over."""
-
-    async def story(runtime: Runtime) -> None:
-        client = lease_engine(authority(path, runtime), runtime)
-        other = await client.acquire(LeaseRequest.checked(["other"], ttl=LONG))
-        hold = await client.acquire(LeaseRequest.checked(["orders"], ttl=LONG))
-        with locked(path):
-            monkeypatch.setattr(timing, "CALL_SECONDS", DEADLINE)
+async def test_a_locked_file_keeps_nobody_past_its_wait(path: Path, runtime: Runtime) -> None:
+    client = lease_engine(authority(path, runtime), runtime, patience=timing.PATIENCE_SECONDS)
+    await client.release(await client.acquire(LeaseRequest.checked(["orders"])))
+    with locked(path):
+        for wait in (0.0, 0.5):
+            began = runtime.now()
             with pytest.raises((Unavailable, Indeterminate)):
-                await client.release(hold)
-            assert hold.state is State.RELEASED
-        monkeypatch.undo()
-        again = await client.acquire(LeaseRequest.checked(["orders"], ttl=LONG, wait=SOON))
-        assert again.token > hold.token
-        assert other.state is State.HELD
-        await client.close()
+                await client.acquire(LeaseRequest.checked(["orders"], wait=wait))
+            assert runtime.now() - began - wait < timing.CALL_SECONDS / 2
+    await client.acquire(LeaseRequest.checked(["orders"], wait=SOON))
+    await client.close()
 
-    play(story, colour)
+
+async def test_a_failed_release_is_repeated(
+    path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is locked while a lease is given back: its name is free soon after, and not when its ttl is over."""
+    client = lease_engine(authority(path, runtime), runtime)
+    other = await client.acquire(LeaseRequest.checked(["other"], ttl=LONG))
+    hold = await client.acquire(LeaseRequest.checked(["orders"], ttl=LONG))
+    with locked(path):
+        monkeypatch.setattr(timing, "CALL_SECONDS", DEADLINE)
+        with pytest.raises((Unavailable, Indeterminate)):
+            await client.release(hold)
+        assert hold.state is State.RELEASED
+    monkeypatch.undo()
+    again = await client.acquire(LeaseRequest.checked(["orders"], ttl=LONG, wait=SOON))
+    assert again.token > hold.token
+    assert other.state is State.HELD
+    await client.close()
 
 
 def test_a_grant_that_nobody_waits_for_any_more_is_withdrawn(
@@ -230,58 +218,50 @@ def test_a_grant_that_nobody_waits_for_any_more_is_withdrawn(
     play(story, "asyncio")
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_dead_waiter_keeps_its_place_for_ten_seconds(path: Path, colour: Colour) -> None:
+async def test_a_dead_waiter_keeps_its_place_for_ten_seconds(path: Path, runtime: Runtime) -> None:
     """However long its ttl. That they have passed is what the second one's clock says."""
     ahead = 0
-
-    async def story(runtime: Runtime) -> None:
-        nonlocal ahead
-        clock = machine_clock()
-        first = authority(path, runtime)
-        second = SqliteAuthority(path, runtime, clock=lambda: clock() + ahead)
-        await first.open()
-        await second.open()
-        held = asking(runtime, "orders", ttl=LONG)
-        await granted(first, held)
-        assert isinstance(await first.ask(asking(runtime, "orders", ttl=LONG, wait=True)), Waiting)
-        await first.release(held.secret)
-        ask = asking(runtime, "orders", ttl=LONG, wait=True)
-        waiting = await second.ask(ask)
-        assert isinstance(waiting, Waiting) and waiting.check_in <= timing.WAITER_TTL_MAX
-        ahead = int(timing.WAITER_TTL_MAX / 2 * 1e9)
-        assert isinstance((await second.renew([ask.secret]))[0], Waiting)
-        ahead *= 2
-        await granted(second, ask)
-        for each in (first, second):
-            await each.close()
-
-    play(story, colour)
+    clock = machine_clock()
+    first = authority(path, runtime)
+    second = SqliteAuthority(path, runtime, clock=lambda: clock() + ahead)
+    await first.open()
+    await second.open()
+    held = asking(runtime, "orders", ttl=LONG)
+    await granted(first, held)
+    assert isinstance(await first.ask(asking(runtime, "orders", ttl=LONG, wait=True)), Waiting)
+    await first.release(held.secret)
+    ask = asking(runtime, "orders", ttl=LONG, wait=True)
+    waiting = await second.ask(ask)
+    assert isinstance(waiting, Waiting) and waiting.check_in <= timing.WAITER_TTL_MAX
+    ahead = int(timing.WAITER_TTL_MAX / 2 * 1e9)
+    assert isinstance((await second.renew([ask.secret]))[0], Waiting)
+    ahead *= 2
+    await granted(second, ask)
+    for each in (first, second):
+        await each.close()
 
 
 @pytest.mark.parametrize("thread", [False, True], ids=["here", "another thread"])
-@pytest.mark.parametrize("colour", COLOURS)
-def test_abandoning_closes_descriptors_and_nothing_else(path: Path, colour: Colour, thread: bool) -> None:
-    async def story(runtime: Runtime) -> None:
-        before = set(os.listdir("/proc/self/fd"))
-        one = authority(path, runtime)
-        await one.open()
-        await granted(one, asking(runtime, "orders", ttl=LONG))
+async def test_abandoning_closes_descriptors_and_nothing_else(
+    path: Path, runtime: Runtime, thread: bool
+) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    one = authority(path, runtime)
+    await one.open()
+    await granted(one, asking(runtime, "orders", ttl=LONG))
+    await one.next_wakeups(runtime.now() + 0.01)
+    for _ in range(2):
+        if thread:
+            elsewhere = threading.Thread(target=one.abandon)
+            elsewhere.start()
+            elsewhere.join()
+        else:
+            one.abandon()
+    assert set(os.listdir("/proc/self/fd")) <= before
+    # A listener in another thread calls it again before it learns that the client was closed.
+    with pytest.raises(Unavailable, match="was closed"):
         await one.next_wakeups(runtime.now() + 0.01)
-        for _ in range(2):
-            if thread:
-                elsewhere = threading.Thread(target=one.abandon)
-                elsewhere.start()
-                elsewhere.join()
-            else:
-                one.abandon()
-        assert set(os.listdir("/proc/self/fd")) <= before
-        # A listener in another thread calls it again before it learns that the client was closed.
-        with pytest.raises(Unavailable, match="was closed"):
-            await one.next_wakeups(runtime.now() + 0.01)
-        assert set(os.listdir("/proc/self/fd")) <= before
-        db = sqlite3.connect(path)
-        assert db.execute("SELECT state FROM attempt").fetchall() == [("granted",)]
-        db.close()
-
-    play(story, colour)
+    assert set(os.listdir("/proc/self/fd")) <= before
+    db = sqlite3.connect(path)
+    assert db.execute("SELECT state FROM attempt").fetchall() == [("granted",)]
+    db.close()

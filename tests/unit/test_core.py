@@ -67,66 +67,74 @@ def play(story: Story, seconds: float = 200.0) -> None:
     assert done, "the story came to its end"
 
 
+def in_a_world(story: Story) -> Callable[[], None]:
+    """A test that is a story."""
+
+    def test() -> None:
+        play(story)
+
+    test.__doc__ = story.__doc__
+    return test
+
+
 async def sleep(runtime: SimulatedRuntime, seconds: float) -> None:
     await runtime.wait(runtime.wakeup(), runtime.now() + seconds)
 
 
-def test_a_sleeping_keeper_is_woken_for_max_hold() -> None:
-    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        await engine.acquire(LeaseRequest.checked(["long"], ttl=60))  # for which it sleeps seconds at a time
-        await sleep(runtime, 0.1)
-        hold = await engine.acquire(LeaseRequest.checked(["short"], ttl=60, max_hold=1))
-        lost: list[tuple[str, float]] = []
-        began = runtime.now()
-        hold.on_lost(lambda reason: lost.append((reason, runtime.now() - began)))
-        await sleep(runtime, 3)
-        assert [reason for reason, _ in lost] == ["max_hold"]
-        assert lost[0][1] == pytest.approx(1.0, abs=0.01)
+@in_a_world
+async def test_a_sleeping_keeper_is_woken_for_max_hold(
+    engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime
+) -> None:
+    await engine.acquire(LeaseRequest.checked(["long"], ttl=60))  # for which it sleeps seconds at a time
+    await sleep(runtime, 0.1)
+    hold = await engine.acquire(LeaseRequest.checked(["short"], ttl=60, max_hold=1))
+    lost: list[tuple[str, float]] = []
+    began = runtime.now()
+    hold.on_lost(lambda reason: lost.append((reason, runtime.now() - began)))
+    await sleep(runtime, 3)
+    assert [reason for reason, _ in lost] == ["max_hold"]
+    assert lost[0][1] == pytest.approx(1.0, abs=0.01)
 
-    play(story)
 
-
-def test_the_end_of_a_block_looks_at_the_clock() -> None:
+@in_a_world
+async def test_the_end_of_a_block_looks_at_the_clock(
+    engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime
+) -> None:
     """Nobody has noticed that `max_hold` is over: the release that follows says so all the same."""
-
-    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=60, max_hold=1))
-        engine.keeper.drop(hold.secret)  # which would have told
-        await sleep(runtime, 2.5)
-        with pytest.raises(LeaseLost) as caught:
-            await engine.release_at_exit(hold, raised=False)
-        assert caught.value.reason == "max_hold"
-
-    play(story)
-
-
-def test_at_least_for_is_kept_after_success_even_if_the_release_fails_at_first() -> None:
-    """The settler repeats the release with what is left, and does not free the name. A failed body frees it at once."""
-
-    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        job = LeaseRequest.checked(["job"], ttl=60, wait=None, at_least_for=50)
-        hold = await engine.acquire(job)
-        await engine.release_at_exit(hold, raised=True)
-        began = runtime.now()
-        hold = await engine.acquire(job)
-        assert runtime.now() - began < 1, "after a failure the name is free at once"
-        await sleep(runtime, 10)
-        authority.fails = Unavailable
+    hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=60, max_hold=1))
+    engine.keeper.drop(hold.secret)  # which would have told
+    await sleep(runtime, 2.5)
+    with pytest.raises(LeaseLost) as caught:
         await engine.release_at_exit(hold, raised=False)
-        await sleep(runtime, 10)
-        authority.fails = None
-        await sleep(runtime, 2)
-        view = await authority.observe("job")
-        assert view.held_by is None and view.free_in == pytest.approx(50 - 22, abs=0.1)
-        with pytest.raises(NotGranted, match="not free yet"):
-            await engine.acquire(LeaseRequest.checked(["job"], wait=0))
-        again = await engine.acquire(job)
-        assert runtime.now() - began == pytest.approx(50, abs=0.5)
-        await sleep(runtime, 51)
-        await engine.release_at_exit(again, raised=False)
-        assert (await authority.observe("job")).free_in == 0, "a job that ran for longer frees it at once"
+    assert caught.value.reason == "max_hold"
 
-    play(story)
+
+@in_a_world
+async def test_at_least_for_is_kept_after_success_even_if_the_release_fails_at_first(
+    engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime
+) -> None:
+    """The settler repeats the release with what is left, and does not free the name. A failed body frees it at once."""
+    job = LeaseRequest.checked(["job"], ttl=60, wait=None, at_least_for=50)
+    hold = await engine.acquire(job)
+    await engine.release_at_exit(hold, raised=True)
+    began = runtime.now()
+    hold = await engine.acquire(job)
+    assert runtime.now() - began < 1, "after a failure the name is free at once"
+    await sleep(runtime, 10)
+    authority.fails = Unavailable
+    await engine.release_at_exit(hold, raised=False)
+    await sleep(runtime, 10)
+    authority.fails = None
+    await sleep(runtime, 2)
+    view = await authority.observe("job")
+    assert view.held_by is None and view.free_in == pytest.approx(50 - 22, abs=0.1)
+    with pytest.raises(NotGranted, match="not free yet"):
+        await engine.acquire(LeaseRequest.checked(["job"], wait=0))
+    again = await engine.acquire(job)
+    assert runtime.now() - began == pytest.approx(50, abs=0.5)
+    await sleep(runtime, 51)
+    await engine.release_at_exit(again, raised=False)
+    assert (await authority.observe("job")).free_in == 0, "a job that ran for longer frees it at once"
 
 
 def test_a_warning_of_the_store_is_logged_once_unless_best_effort_is_accepted(
@@ -211,74 +219,73 @@ def test_after_a_failed_release_the_lease_is_over_here(error: type[Unavailable |
     play(story)
 
 
-def test_a_release_is_not_repeated_after_the_lease_has_expired() -> None:
-    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=5))
-        authority.fails = Unavailable
-        with pytest.raises(Unavailable):
-            await engine.release(hold)
-        await sleep(runtime, 5)
-        assert authority.tried > 5
-        await sleep(runtime, 60)
-        tried = authority.tried
-        await sleep(runtime, 60)
-        assert authority.tried == tried
+@in_a_world
+async def test_a_release_is_not_repeated_after_the_lease_has_expired(
+    engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime
+) -> None:
+    hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=5))
+    authority.fails = Unavailable
+    with pytest.raises(Unavailable):
+        await engine.release(hold)
+    await sleep(runtime, 5)
+    assert authority.tried > 5
+    await sleep(runtime, 60)
+    tried = authority.tried
+    await sleep(runtime, 60)
+    assert authority.tried == tried
 
-    play(story)
 
-
-def test_a_release_is_tried_once_more_after_a_stand_still() -> None:
+@in_a_world
+async def test_a_release_is_tried_once_more_after_a_stand_still(
+    engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime
+) -> None:
     """Longer than the ttl; but an authority whose leader changed meanwhile has begun the ttl again."""
-
-    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=5))
-        authority.fails = Unavailable
-        with pytest.raises(Unavailable):
-            await engine.release(hold)
-        authority.fails, tried = None, authority.tried
-        runtime._process.pause(100)
-        await sleep(runtime, 0.01)
-        await sleep(runtime, 10)
-        assert authority.tried == tried + 1
-
-    play(story)
+    hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=5))
+    authority.fails = Unavailable
+    with pytest.raises(Unavailable):
+        await engine.release(hold)
+    authority.fails, tried = None, authority.tried
+    runtime._process.pause(100)
+    await sleep(runtime, 0.01)
+    await sleep(runtime, 10)
+    assert authority.tried == tried + 1
 
 
-def test_a_hanging_withdrawal_delays_no_renewal() -> None:
-    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        given_up = await engine.acquire(LeaseRequest.checked(["a"], ttl=60))
-        authority.hangs = True
-        with pytest.raises(Indeterminate):
-            await engine.release(given_up)
-        kept = await engine.acquire(LeaseRequest.checked(["b"], ttl=0.3))
-        await sleep(runtime, 20)
-        assert kept.state is State.HELD
-
-    play(story)
-
-
-def test_closing_does_not_wait_for_a_silent_server() -> None:
-    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=60))
-        authority.hangs = True
-        with pytest.raises(Indeterminate):
-            await engine.release(hold)
-        await sleep(runtime, 1)  # the settler waits for an answer
-        began = runtime.now()
-        await engine.close()
-        assert runtime.now() - began < 0.25
-
-    play(story)
+@in_a_world
+async def test_a_hanging_withdrawal_delays_no_renewal(
+    engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime
+) -> None:
+    given_up = await engine.acquire(LeaseRequest.checked(["a"], ttl=60))
+    authority.hangs = True
+    with pytest.raises(Indeterminate):
+        await engine.release(given_up)
+    kept = await engine.acquire(LeaseRequest.checked(["b"], ttl=0.3))
+    await sleep(runtime, 20)
+    assert kept.state is State.HELD
 
 
-def test_closing_tries_once_more() -> None:
-    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=60))
-        authority.fails = Unavailable
-        with pytest.raises(Unavailable):
-            await engine.release(hold)
-        authority.fails = None
-        await engine.close()
-        assert (await authority.observe("a")).held_by is None
+@in_a_world
+async def test_closing_does_not_wait_for_a_silent_server(
+    engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime
+) -> None:
+    hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=60))
+    authority.hangs = True
+    with pytest.raises(Indeterminate):
+        await engine.release(hold)
+    await sleep(runtime, 1)  # the settler waits for an answer
+    began = runtime.now()
+    await engine.close()
+    assert runtime.now() - began < 0.25
 
-    play(story)
+
+@in_a_world
+async def test_closing_tries_once_more(
+    engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime
+) -> None:
+    hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=60))
+    authority.fails = Unavailable
+    with pytest.raises(Unavailable):
+        await engine.release(hold)
+    authority.fails = None
+    await engine.close()
+    assert (await authority.observe("a")).held_by is None

@@ -125,21 +125,17 @@ def test_a_lost_reply_is_unknown_or_settled(kazoo: Any, zookeeper_server: ZooKee
             _end(client)
 
 
-def test_a_thousand_late_writes(zookeeper_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thousand_late_writes(zookeeper_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Queued by a holder that was overtaken, and sent at once on one connection: none is admitted."""
-
-    async def story() -> None:
-        url = f"{zookeeper_url}/{secrets.token_hex(8)}"
-        async with fenced.AsyncValues(url) as guard, fenced.AsyncValues(url) as newer:
-            await guard.write(stamp(5), NAME, b"old")
-            await newer.write(stamp(6), NAME, b"new")
-            late = [guard.write(stamp(5), NAME, b"late") for _ in range(1000)]
-            found = await asyncio.gather(*late, return_exceptions=True)
-            assert {type(each) for each in found} == {StaleToken}
-            assert (await newer.peek(NAME)).value == b"new"
-
     monkeypatch.setattr(timing, "CALL_SECONDS", 300.0)  # the last of them waits for all the others
-    asyncio.run(story())
+    url = f"{zookeeper_url}/{secrets.token_hex(8)}"
+    async with fenced.AsyncValues(url) as guard, fenced.AsyncValues(url) as newer:
+        await guard.write(stamp(5), NAME, b"old")
+        await newer.write(stamp(6), NAME, b"new")
+        late = [guard.write(stamp(5), NAME, b"late") for _ in range(1000)]
+        found = await asyncio.gather(*late, return_exceptions=True)
+        assert {type(each) for each in found} == {StaleToken}
+        assert (await newer.peek(NAME)).value == b"new"
 
 
 def test_one_retry_loop_loses_nothing(kazoo: Any, zookeeper_server: ZooKeeperServer) -> None:
