@@ -24,6 +24,7 @@ from docs import proofs  # noqa: E402
 from fenced import errors, testing  # noqa: E402 (the line above comes first)
 from fenced.cli import exits  # noqa: E402
 from fenced.client.registry import BUILT_IN, Kind, one_per_class  # noqa: E402
+from fenced.metrics.table import TABLE  # noqa: E402
 from fenced.net.problems import PROBLEM_TYPES  # noqa: E402
 from fenced.values.contracts import Trait  # noqa: E402
 from tests.planted import bugs  # noqa: E402
@@ -217,7 +218,30 @@ API = (
     "fenced.Lease",
     "fenced.sql.Guard",
     "fenced.Values",
+    "fenced.metrics.Recorder",
 )
+
+# Metrics.
+
+
+def metric_table() -> str:
+    rows = []
+    for metric in TABLE:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        also = f" Also `{metric.also}`" if metric.also else ""
+        if metric.also_where:
+            also += " where `{}` is `{}`".format(*metric.also_where)
+        rows.append(
+            (
+                f"`{metric.name}`",
+                metric.kind,
+                labels,
+                ", ".join(metric.sources),
+                metric.meaning + also + "." * bool(also),
+            )
+        )
+    return table(("metric", "kind", "labels", "from", "meaning"), rows)
+
 
 # Records.
 
@@ -236,6 +260,7 @@ def record_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "records": record_table,
+    "metrics": metric_table,
     **{f"api {path}": partial(api_table, path) for path in API},
     "tree": tree,
     "errors": error_table,

@@ -5,10 +5,17 @@ Events are for logs and metrics; correctness never depends on them.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = [
+    "AskEnded",
+    "AskQueued",
+    "ConnectionFailed",
+    "ConnectionMade",
     "Event",
+    "GuardDecided",
     "KeeperFailed",
     "LeaseEnded",
     "LeaseGranted",
@@ -16,7 +23,39 @@ __all__ = [
     "LeaseReleased",
     "ReleaseFailed",
     "StillWaiting",
+    "observe_guards",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class AskQueued:
+    """An acquire has to wait in the queue. `AskEnded` or `LeaseGranted` follows."""
+
+    names: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskEnded:
+    """An acquire has ended without a lease."""
+
+    names: tuple[str, ...]
+    waited_seconds: float
+    why: str
+    """busy (it did not want to wait), timeout, unavailable, indeterminate, cancelled or error."""
+    queued: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionFailed:
+    """The authority did not answer a request, for the first time since it last did."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionMade:
+    """The authority has answered again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +64,7 @@ class LeaseGranted:
     token: int
     grant: str
     waited_seconds: float
+    queued: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +92,9 @@ class LeaseEnded:
     token: int
     grant: str
     reason: str
+    held_seconds: float = 0.0
+    late_seconds: float = 0.0
+    """How long after the deadline the holder noticed that its lease had expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +126,66 @@ class KeeperFailed:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class GuardDecided:
+    """A guard object of this process has refused an operation, or let one through that a later stage would refuse.
+
+    Guards over cells also tell of operations that raised a mark, with the verdict `admit`. Guards have no client: they
+    tell those who have called `observe_guards`.
+    """
+
+    guard: str
+    """The guarded table; of a guard that guards no tables, its address."""
+    name: str | None
+    token: int | None
+    mark: int | None
+    """The highest token that the guard had seen before; None: none, or it is not known."""
+    verdict: str
+    ruling: str
+
+
 Event = (
-    LeaseGranted | LeaseReleased | LeaseInJeopardy | LeaseEnded | ReleaseFailed | StillWaiting | KeeperFailed
+    AskQueued
+    | AskEnded
+    | ConnectionFailed
+    | ConnectionMade
+    | LeaseGranted
+    | LeaseReleased
+    | LeaseInJeopardy
+    | LeaseEnded
+    | ReleaseFailed
+    | StillWaiting
+    | KeeperFailed
+    | GuardDecided
 )
+
+_observers: tuple[Callable[[Event], None], ...] = ()
+
+
+def observe_guards(call: Callable[[Event], None]) -> Callable[[], None]:
+    """Call it with each `GuardDecided` of this process from now on, until the function that is returned is called."""
+    global _observers  # noqa: PLW0603 - replaced, never changed: whoever goes through it has one that is whole
+    _observers = (*_observers, call)
+
+    def stop() -> None:
+        global _observers  # noqa: PLW0603
+        _observers = tuple(each for each in _observers if each is not call)
+
+    return stop
+
+
+def tell_observers(decided: GuardDecided) -> None:
+    """For guards. An exception of an observer is its own: it must not change what a guard has decided."""
+    for call in _observers:
+        try:
+            call(decided)
+        except Exception:  # noqa: BLE001 - the callback is the user's and may raise anything
+            sys.excepthook(*sys.exc_info())
+
+
+def is_observed() -> bool:
+    """Whether anybody has called `observe_guards`."""
+    return bool(_observers)
 
 
 def __dir__() -> list[str]:

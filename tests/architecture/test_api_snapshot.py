@@ -31,6 +31,7 @@ MODULES = (
     "fenced",
     "fenced.errors",
     "fenced.events",
+    "fenced.metrics",
     "fenced.messages",
     "fenced.sql",
     "fenced.http",

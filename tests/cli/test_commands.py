@@ -45,6 +45,8 @@ def test_looking_for_people(held: Any) -> None:
     assert [line.split()[0] for line in lines[1:]] == ["deploy", "orders/42"]
     assert lines[2].split()[-3] == "1"
     assert len({len(line) for line in lines}) == 1
+    hot = held("top").stdout.splitlines()
+    assert [line.split()[:2] for line in hot] == [["WAITED", "FOR"], ["-", "orders/42"]]
     shown = held("show", "orders/42").stdout
     assert "by         of orders/42 (pid " in shown
     assert "1.   next\\x1b[31m (pid " in shown

@@ -241,7 +241,7 @@ async def test_writes_need_a_name_and_a_stamp() -> None:
             ("missing", "refuse"),
             ("uncovered", "refuse"),
         } <= counts
-        assert stage.proxy.counts.refused["stale"] == 2
+        assert 'fencing_reject_total{guard="store",kind="stale",source="proxy"} 2' in stage.proxy.metrics()
 
 
 async def test_with_keys_only_a_proven_stamp_counts(tmp_path: Path) -> None:

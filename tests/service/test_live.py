@@ -144,23 +144,23 @@ async def test_the_numbers_are_right_after_nobody_has_looked() -> None:
             watched.api.events.answered("default", [Renewal(ask.secret)], [Ended("expired")])
     assert [(each.granted, each.lost) for each in seen[0]] == [(0, 0)]
     assert [(each.granted, each.lost) for each in seen[1]] == [(37, 37)], "and not the difference"
-    text = watched.api.numbers.text(0, watched.api.events.expired.total())
-    assert "lease_expired_while_executing_total 74" in text
+    text = watched.api.numbers.text(0, watched.api.events.expired.total(), 0, None)
+    assert 'lease_expired_while_executing_total{reason="expired"} 74' in text
     await watched.api.close()
 
 
 def test_every_counter_begins_at_zero() -> None:
     """`increase()` sees no first event of a counter that begins with it."""
     api = Api(lambda runtime, _: MemoryAuthority(MemoryStore(lambda: 0.0), runtime))
-    text = api.numbers.text(0, 0)
+    text = api.numbers.text(0, 0, 0, None)
     for sample in (
-        'fencing_reject_total{kind="stale"}',
-        'fencing_reject_total{kind="reused"}',
+        'fencing_reject_total{guard="values",kind="stale",source="service"}',
+        'fencing_reject_total{guard="values",kind="reused",source="service"}',
         'fenced_errors_total{type="unavailable"}',
         'fenced_errors_total{type="blank"}',
         'fenced_answers_total{answer="granted"}',
         'fenced_requests_total{route="/v1/leases",status="200"}',
-        "critical_write_without_token_total",
-        "lease_expired_while_executing_total",
+        'critical_write_without_token_total{guard="values",ruling="refuse",source="service"}',
+        'lease_expired_while_executing_total{reason="expired"}',
     ):
         assert f"\n{sample} 0\n" in text, sample

@@ -110,11 +110,20 @@ async def test_a_stale_holder_is_refused(guard: str, tmp_path: Path) -> None:
         assert (refused[2].grant, refused[2].mark_grant) == (old.split(":")[4], new.split(":")[4])
         metrics = (await program.http.get("/metrics")).text
         for kind, count in {"stale": 2, "missing": 1, "uncovered": 1, "foreign": 1}.items():
-            assert f'fencing_reject_total{{kind="{kind}"}} {count}\n' in metrics
-        assert "\ncritical_write_without_token_total 1\n" in metrics
-        for line in ('bucket{le="-3"} 0', 'bucket{le="-2"} 2', "sum -4.000", "count 2"):
+            assert (
+                f'fencing_reject_total{{guard="values",kind="{kind}",source="service"}} {count}\n' in metrics
+            )
+        of = '{guard="values",ruling="refuse",source="service"}'
+        assert f"\ncritical_write_without_token_total{of} 1\n" in metrics
+        of = 'guard="values",source="service"'
+        for line in (
+            f'bucket{{{of},le="-3"}} 0',
+            f'bucket{{{of},le="-2"}} 2',
+            f"sum{{{of}}} -4",
+            f"count{{{of}}} 2",
+        ):
             assert f"\ntoken_gap_{line}\n" in metrics
-        assert "\nlease_expired_while_executing_total 0\n" in metrics
+        assert '\nlease_expired_while_executing_total{reason="expired"} 0\n' in metrics
 
 
 @pytest.mark.parametrize("guard", GUARDS)

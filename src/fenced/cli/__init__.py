@@ -24,6 +24,7 @@ COMMANDS = {
     "once": ("fenced.cli.once:once", "Run a command once for each version, or once in each period."),
     "ls": ("fenced.cli.looking:ls", "List the names that are held or waited for."),
     "show": ("fenced.cli.looking:show", "Show the holder of a name, and its waiters in order."),
+    "top": ("fenced.cli.looking:top", "List the names that are most in demand."),
     "release": ("fenced.cli.operating:release", "Take a name from its holder by force."),
     "authority": (
         "fenced.cli.operating:authority",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import click
 
@@ -15,6 +15,15 @@ from fenced.values.contracts import Authority
 from fenced.values.model import HeldBy, Holder, NameView, Waiter
 
 PAGE = 1000
+TOP = 10
+
+
+@runtime_checkable
+class CountsHotNames(Protocol):
+    """An authority that counts how often names are waited for."""
+
+    async def hot(self, until: float | None = None) -> list[tuple[str, int]]: ...
+
 
 _TITLES = ("NAME", "HOLDER", "HOST", "PID", "TOKEN", "REMAINING", "WAITERS")
 _NUMBERS = frozenset({3, 4, 5, 6})
@@ -62,6 +71,37 @@ def show(name: str, url: str, namespace: str, as_json: bool) -> None:
     else:
         for line in _lines(view):
             click.echo(plain(line))
+
+
+@click.command()
+@authority_option
+@namespace_option
+@json_option
+def top(url: str, namespace: str, as_json: bool) -> None:
+    """List the ten names that are most in demand.
+
+    At a service: those that were most often waited for in the last minutes. At every authority: the longest queues.
+
+    \b
+    Example:
+      fenced top --authority http://127.0.0.1:8700
+    """
+    with opened(url, namespace) as authority:
+        waited = dict(step(authority.hot())) if isinstance(authority, CountsHotNames) else {}
+        queues = sorted((v for v in _survey(authority) if v.waiters), key=lambda view: -len(view.waiters))[
+            :TOP
+        ]
+        views = {view.name: view for view in queues}
+        views |= {name: step(authority.observe(name)) for name in waited if name not in views}
+    names = [*waited, *(name for name in views if name not in waited)][:TOP]
+    if as_json:
+        write_json([{**_short(views[name]), "waited_for": waited.get(name)} for name in names])
+    elif names:
+        counts = [str(waited.get(name, "-")) for name in names]
+        rows = [[count, *_row(views[name])] for count, name in zip(counts, names, strict=True)]
+        write_table(("WAITED FOR", *_TITLES), rows, frozenset({0, 4, 5, 6, 7}))
+    else:
+        click.echo("no name is in demand")
 
 
 def _survey(authority: Authority) -> Iterator[NameView]:

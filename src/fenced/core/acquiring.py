@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from fenced import events
+from fenced.core.asked import AskedCall
 from fenced.core.callbacks import Reporter
 from fenced.core.counting import AttemptCounter
 from fenced.core.holding import GrantState, State
@@ -157,9 +158,19 @@ class LeaseEngine:
         began = self.runtime.now()
         until = math.inf if request.wait is None else began + request.wait
         self._refuse_reentrance(request.names)
+        asked = AskedCall(request.names, self.runtime, self.emit if self._observed else None)
+        try:
+            lease = await self._granted(request, until, asked)
+        except BaseException as error:
+            asked.ended(error, waits=until > began)
+            raise
+        asked.granted(lease)
+        return lease
+
+    async def _granted(self, request: LeaseRequest, until: float, asked: AskedCall) -> GrantState:
         try:
             standing = await self.standing(until)
-            while (lease := await self._attempt(request, until, standing.realm)) is None:
+            while (lease := await self._attempt(request, until, standing.realm, asked)) is None:
                 if self.runtime.now() >= until:  # granted, but the answer took longer than the ttl
                     raise _no(request, "the lease had expired before the answer arrived")
         except (Unavailable, Indeterminate) as error:
@@ -175,9 +186,6 @@ class LeaseEngine:
             self._stop_keeping(lease)
             await self._withdraw(lease.secret, lease.ttl)
             raise
-        if self._observed:
-            waited = self.runtime.now() - began
-            self.emit(events.LeaseGranted(lease.names, lease.token, lease.grant, waited))
         return lease
 
     def _keep(self, lease: GrantState) -> None:
@@ -196,7 +204,9 @@ class LeaseEngine:
                     "leases are not re-entrant: pass the lease on instead"
                 )
 
-    async def _attempt(self, request: LeaseRequest, until: float, realm: str) -> GrantState | None:
+    async def _attempt(
+        self, request: LeaseRequest, until: float, realm: str, asked: AskedCall
+    ) -> GrantState | None:
         """Run one attempt until it is granted. None: it ended without a usable grant, and a new attempt is due."""
         wait = request.wait is None or request.wait > 0
         secret = self.runtime.secret()
@@ -239,6 +249,7 @@ class LeaseEngine:
                         entry = entry or self._join_queue(ask)
                         entry.check_at = sent + check_in
                         entry.why = _why_not(held_by, ahead)
+                        asked.queued(entry.why)
                         if not await self._wait(request, entry, until):
                             raise _not_granted(request, held_by, ahead)
                     case _:
@@ -271,8 +282,11 @@ class LeaseEngine:
             sent = self.runtime.now()
             try:
                 limit = min(sent + timing.CALL_SECONDS, until + self._patience)
-                return sent, await self.authority.ask(ask, limit)
+                answer = await self.authority.ask(ask, limit)
+                self.emit.reached()
+                return sent, answer
             except (Indeterminate, Unavailable) as error:
+                self.emit.reached(error)
                 if isinstance(error, Indeterminate):
                     doubts.append(error)
                 now = self.runtime.now()
@@ -432,7 +446,10 @@ class LeaseEngine:
 
     def _ended(self, lease: GrantState, reason: str) -> None:
         self._stop_keeping(lease)
-        self.emit(events.LeaseEnded(lease.names, lease.token, lease.grant, reason))
+        now = self.runtime.now()
+        late = max(0.0, now - lease.deadline) if reason in ("expired", "max_hold") else 0.0
+        held = now - lease.acquired
+        self.emit(events.LeaseEnded(lease.names, lease.token, lease.grant, reason, held, late))
 
     async def close(self) -> None:
         """Stop renewing and disconnect. Leases still held expire by themselves."""

@@ -36,12 +36,20 @@ class Reporter:
         self._now = now
         self._limits: dict[type, LineLimit] = {}
         """By kind of event."""
+        self._out = False
 
     def __call__(self, event: events.Event) -> None:
         if (sentence := _sentence(event)) is not None:
             self._log(type(event), sentence)
         if self._call is not None:
             call_user_callback(self._call, event)
+
+    def reached(self, error: Exception | None = None) -> None:
+        """The authority has answered, or not. Told when that changes; two threads that see it at once both tell it."""
+        if self._call is None or (error is not None) is self._out:
+            return
+        self._out = error is not None
+        self(events.ConnectionMade() if error is None else events.ConnectionFailed(str(error)))
 
     def _log(self, kind: type, sentence: str) -> None:
         more = self._limits.setdefault(kind, LineLimit()).admit(self._now())

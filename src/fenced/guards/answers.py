@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fenced import events
 from fenced.errors import (
     REFUSALS,
     AlreadyApplied,
@@ -70,8 +71,13 @@ def error_for(
     table: str | None = None,
     realm: str | None = None,
     says: str | None = None,
+    guard: str | None = None,
+    tells: bool = True,
 ) -> FencedError:
-    """The typed error for a verdict. `realm`: the one that the guard trusts; `says`: the guard's own sentence."""
+    """The typed error for a verdict. `realm`: the one that the guard trusts; `says`: the guard's own sentence.
+
+    Observers are told of the refusal, unless the caller `tells` them by itself. `guard`: without a table, its address.
+    """
     where = name or (f"a row of {table}" if table else "a row")
     if verdict is Verdict.APPLIED:
         return AlreadyApplied(f"{where}: this operation was applied before; nothing was done")
@@ -86,6 +92,11 @@ def error_for(
             trusted=f"realm {realm}" if realm else "another one",
         )
     )
+    if tells and events.is_observed():
+        token, seen = stamp.token if stamp else None, mark.token if mark else None
+        events.tell_observers(
+            events.GuardDecided(table or guard or "", name or None, token, seen, verdict.value, "refuse")
+        )
     return REFUSALS[verdict.value](
         f"{where}: {says}",
         name=name or None,

@@ -9,6 +9,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
+from fenced import events
 from fenced.errors import Conflict, Contended, FencedError, Indeterminate, Unsupported
 from fenced.guards.answers import check_value, error_for, one_stamp
 from fenced.guards.cells import CONFIG, KEPT, Cell, Config, Swapped, key_of
@@ -201,7 +202,7 @@ class CellGuard(GuardedCells):
             except FencedError as error:
                 raise (error if swapping is None else _unknown(str(error))) from error
             if swapping is not None and _happened(operation, this):
-                return self._decided(swapping)
+                return self._decided(swapping, stamp)
             if in_doubt is not None and not _may_still_happen(this, in_doubt):
                 in_doubt = None
             self._judge(this, known.config, stamp, operation, values, announce, expect)
@@ -230,7 +231,7 @@ class CellGuard(GuardedCells):
             if this.refusal is not None and in_doubt is not None:
                 # An earlier swap of this operation may still arrive at the store.
                 raise _unknown(str(this.refusal))
-            return self._decided(this)
+            return self._decided(this, stamp)
         if in_doubt is not None:
             raise _unknown(f"{TRIES} tries had no clear answer")
         raise Contended(f"{', '.join(values)}: others were quicker {TRIES} times; try again")
@@ -265,8 +266,11 @@ class CellGuard(GuardedCells):
             return _Trust.NOTHING
         return None if this.changes or this.current else _Trust.CONFIG
 
-    def _decided(self, this: _Try) -> dict[str, Cell]:
+    def _decided(self, this: _Try, stamp: Stamp | None) -> dict[str, Cell]:
         self._note(this.notes)
+        if events.is_observed():
+            rose = [(n, this.found[n][1].mark, this.after[n].mark) for n in this.changes]
+            self._tell(this.notes, stamp, rose)
         if this.refusal is not None:
             raise this.refusal
         return this.after
@@ -297,7 +301,7 @@ class CellGuard(GuardedCells):
                 this.notes.append(self._decision(name, stamp, cell.mark, judged.verdict, ruling, mode))
             if ruling is Ruling.REFUSE or judged.verdict is Verdict.APPLIED:
                 this.refusal = error_for(
-                    judged.verdict, name=name, stamp=stamp, mark=cell.mark, realm=config.realm
+                    judged.verdict, name=name, stamp=stamp, mark=cell.mark, realm=config.realm, tells=False
                 )
                 return
             mark = judged.mark if judged.verdict is Verdict.ADMIT else cell.mark

@@ -9,12 +9,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar, cast
 
+from fenced import events
 from fenced.errors import Contended, Indeterminate, Misconfigured
 from fenced.guards.answers import DEFAULT_RULE, RECORDS_MAX, check_pattern, check_rule, expect_rule
 from fenced.guards.cells import CONFIG, Cell, Cells, Config, ManyCells, key_of
 from fenced.guards.configoperator import CellOperator
 from fenced.values.contracts import LAG_SECONDS, MANY_NAMES, MODE_LAG, Operator, Runtime, Trait
-from fenced.values.decision import Mark, Mode, Rule, Ruling
+from fenced.values.decision import Mark, Mode, Rule, Ruling, Verdict
 from fenced.values.model import Stamp, check_name, check_realm
 from fenced.values.rollout import DatabaseStatus, Decision, DecisionCount, GuardStatus, Stage, advised
 
@@ -208,6 +209,20 @@ class GuardedCells:
             self.counted[note.verdict.value, note.ruling.value, note.mode] += 1
             if note.ruling is not Ruling.COUNT:
                 self.records.append(note)
+
+    def _tell(
+        self, notes: list[Decision], stamp: Stamp | None, rose: list[tuple[str, Mark | None, Mark | None]]
+    ) -> None:
+        """Tell observers of what was refused or let through, and of marks that rose."""
+        token = stamp.token if stamp else None
+        for note in notes:
+            words = note.verdict.value, note.ruling.value
+            events.tell_observers(events.GuardDecided(self.url, note.name, token, note.mark, *words))
+        for name, before, after in rose:
+            mark = before.token if before else None
+            if after is not None and after.token > (mark or 0):
+                words = Verdict.ADMIT.value, Ruling.ADMIT.value
+                events.tell_observers(events.GuardDecided(self.url, name, after.token, mark, *words))
 
     async def operate(self, work: Callable[[Operator], Awaitable[T]]) -> T:
         return await work(CellOperator(self))

@@ -204,7 +204,7 @@ class Door:
     async def _rule_on_write(self, verdict: Verdict, name: str, stamp: Stamp, mark: Mark | None) -> None:
         if verdict in (Verdict.STALE, Verdict.REUSED):
             return  # the store has ruled on these, and let them through
-        error = error_for(verdict, name=name, stamp=stamp, mark=mark)
+        error = error_for(verdict, name=name, stamp=stamp, mark=mark, tells=False)
         await self._rule(verdict, error, (name,), stamp, name, mark)
 
     async def _rule(

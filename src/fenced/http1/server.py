@@ -18,7 +18,7 @@ from fenced.http1.connections import ServerConnection
 from fenced.http1.exchanges import Handler
 from fenced.http1.heads import Heads
 from fenced.http1.limits import HttpLimits, Ticks
-from fenced.runtime.certificates import load_chain, server_context, why_not_now
+from fenced.runtime.certificates import ends_at, load_chain, server_context, why_not_now
 
 GONE_SECONDS = 30
 """After how long a peer that acknowledges nothing is taken for gone."""
@@ -118,6 +118,12 @@ class HttpServer:
         return (
             None if why is None or files is None else f"the certificate {files[0]} {why}: clients refuse it"
         )
+
+    def certificate(self) -> tuple[str, float] | None:
+        """The file of the certificate, and the seconds until it ends; None: there is none."""
+        files, context = self._options.certificate, self._context
+        at = None if files is None or context is None else ends_at(context, files[0])
+        return None if at is None or files is None else (files[0], at - datetime.now(UTC).timestamp())
 
     # The end
 

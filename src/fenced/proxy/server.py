@@ -13,13 +13,25 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from fenced import __version__
 from fenced.client import registry
-from fenced.errors import REFUSALS, FencedError, Misconfigured, Misuse, Refused, Unavailable, redacted, shown
+from fenced.errors import (
+    REFUSALS,
+    FencedError,
+    Misconfigured,
+    MissingStamp,
+    Misuse,
+    Refused,
+    Unavailable,
+    redacted,
+    shown,
+)
 from fenced.http1.exchanges import ServerExchange
 from fenced.http1.heads import BadMessage
 from fenced.http1.limits import SWEEP_SECONDS, HttpLimits
 from fenced.http1.server import HttpServer, ListenOptions
 from fenced.http1.writing import ServerReply
+from fenced.metrics.numbers import Numbers, exposition
 from fenced.net.problems import detail_of
 from fenced.proofs import VerifyingKey
 from fenced.proxy.callers import Caller, CallerRecords
@@ -32,6 +44,8 @@ from fenced.runtime.aio import AioRuntime
 from fenced.runtime.logs import LimitedLog, OutageLog
 
 log = logging.getLogger("fenced.proxy")
+STORE = "store"
+"""The label of the guard of the marks."""
 IDLE_UPSTREAM_SECONDS = 1.0
 """How long a connection to the upstream is kept: upstreams close idle ones, and a request may cross that."""
 
@@ -80,8 +94,6 @@ class Counts:
     """Of the upstream, by the first digit of their status."""
     own: Counter[int] = field(default_factory=Counter)
     """Of the proxy itself, by status."""
-    refused: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(REFUSALS, 0)))
-    """By kind. Each has a sample from the start: `increase()` sees no first event of one that begins with it."""
 
 
 class FencingProxy:
@@ -99,6 +111,11 @@ class FencingProxy:
         self.report = report
         self.naming = Naming(options.names)
         self.counts = Counts()
+        self.numbers = Numbers("proxy")
+        # Each kind has a sample from the start: `increase()` sees no first event of a series that begins with it.
+        self.numbers.start("fenced_refusals_total", *((STORE, kind) for kind in REFUSALS))
+        self.numbers.start("fenced_unstamped_total", (STORE, "refuse"), (STORE, "pass"))
+        self.numbers.set("fenced_build_info", 1, __version__)
         self.callers = CallerRecords()
         self.store_outages = OutageLog(log, "the store of the marks")
         self.upstream_outages = OutageLog(log, "the upstream")
@@ -193,41 +210,34 @@ class FencingProxy:
 
     def note_refusal(self, error: FencedError) -> None:
         """Count it. The store records refusals; a line for each could fill a disk, so only some are logged."""
-        self.counts.refused[error.kind if isinstance(error, Refused) else type(error).__name__.lower()] += 1
         self.store_outages.note([error])
         if isinstance(error, Refused):
+            self.numbers.add("fenced_refusals_total", STORE, error.kind)
             self._refusals.warning(f"refused: {detail_of(error)}")
 
     def note_caller(self, caller: Caller, kind: str, ruling: str, name: str) -> None:
         self.callers.note(caller, kind, ruling, name, datetime.now(UTC))
+        if kind == MissingStamp.kind:
+            self.numbers.add("fenced_unstamped_total", STORE, ruling)
 
     def note_unknown(self, name: str, why: str) -> None:
         self.report(f"{name}: the outcome of a request is unknown: {why}")
 
     def metrics(self) -> str:
         """The counts, for Prometheus. Names are no labels: there may be any number of them."""
-        counts = self.counts
-        return "".join(
-            (
-                _metric("requests_total", "counter", {"": self.server.answered}),
-                _metric("upstream_answers_total", "counter", _by("class", counts.answers, "xx")),
-                _metric("own_answers_total", "counter", _by("status", counts.own)),
-                _metric("refused_total", "counter", _by("kind", counts.refused)),
-                _metric("unknown_total", "counter", {"": self.gate.unknown}),
-                _metric("waiting", "gauge", {"": self.gate.waiting}),
-                _metric("connections", "gauge", {"": len(self.server.connections)}),
-                _metric("upstream_connections", "gauge", {"": len(self.pool.open)}),
-            )
-        )
-
-
-def _by(label: str, counted: Counter[Any], suffix: str = "") -> dict[str, int]:
-    return {f'{{{label}="{key}{suffix}"}}': count for key, count in sorted(counted.items())}
-
-
-def _metric(name: str, kind: str, values: dict[str, int]) -> str:
-    lines = "".join(f"fenced_proxy_{name}{labels} {value}\n" for labels, value in values.items())
-    return f"# TYPE fenced_proxy_{name} {kind}\n{lines}"
+        numbers = self.numbers
+        for digit, count in self.counts.answers.items():
+            numbers.set("fenced_proxy_upstream_answers_total", count, f"{digit}xx")
+        for status, count in self.counts.own.items():
+            numbers.set("fenced_proxy_own_answers_total", count, str(status))
+        numbers.set("fenced_proxy_requests_total", self.server.answered)
+        numbers.set("fenced_proxy_unknown_total", self.gate.unknown)
+        numbers.set("fenced_proxy_waiting", self.gate.waiting)
+        numbers.set("fenced_proxy_connections", len(self.server.connections))
+        numbers.set("fenced_proxy_upstream_connections", len(self.pool.open))
+        if (certificate := self.server.certificate()) is not None:
+            numbers.set("fenced_certificate_seconds", certificate[1], certificate[0])
+        return exposition(numbers.samples())
 
 
 def _pool(options: ProxyOptions) -> UpstreamPool:

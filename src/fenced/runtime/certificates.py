@@ -9,6 +9,8 @@ from fenced.errors import Misconfigured
 
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2: those with forward secrecy. Those of TLS 1.3 all have it."""
+_ANY_TIME = 0x200000
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME: also a certificate that has expired is seen."""
 _VALID_NOT_NOW = {10: "has expired", 9: "is not valid yet"}
 
 
@@ -52,11 +54,28 @@ def _readable(path: str, what: str) -> None:
 
 def why_not_now(context: ssl.SSLContext, chain: str) -> str | None:
     """Why clients refuse the certificate of this context today: it has expired, or is not valid yet."""
+    try:
+        _greet(context, chain)
+    except ssl.SSLCertVerificationError as error:
+        return _VALID_NOT_NOW.get(error.verify_code)
+    return None
+
+
+def ends_at(context: ssl.SSLContext, chain: str) -> float | None:
+    """Until when the certificate of this context is valid, in seconds since 1970; None if it cannot be seen."""
+    try:
+        found = _greet(context, chain, _ANY_TIME).getpeercert()
+    except (ssl.SSLError, ValueError):
+        return None
+    return ssl.cert_time_to_seconds(str(found["notAfter"])) if found else None
+
+
+def _greet(context: ssl.SSLContext, chain: str, flags: int = 0) -> ssl.SSLObject:
+    """What a client sees that trusts this certificate."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.verify_flags |= (
-        ssl.VERIFY_X509_PARTIAL_CHAIN
-    )  # the certificate itself is trusted, so only its dates count
+    # The certificate itself is trusted, so only its dates count.
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | flags
     client.load_verify_locations(chain)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
@@ -68,8 +87,8 @@ def why_not_now(context: ssl.SSLContext, chain: str) -> str | None:
             end.do_handshake()
         except ssl.SSLWantReadError:
             continue
-        except ssl.SSLCertVerificationError as error:
-            return _VALID_NOT_NOW.get(error.verify_code)
+        except ssl.SSLCertVerificationError:
+            raise
         except ssl.SSLError:
-            return None  # the context wants a certificate of the client
-    return None
+            break  # the context wants a certificate of the client
+    return ends[0]

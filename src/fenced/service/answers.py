@@ -26,7 +26,6 @@ from fenced.service.bodies import (
     WaiterView,
     WaitingAnswer,
 )
-from fenced.service.metrics import labels_text
 from fenced.service.replies import JSON
 from fenced.values.contracts import Authority
 from fenced.values.model import (
@@ -57,14 +56,12 @@ class SentAnswer(NamedTuple):
 
     status: int
     headers: tuple[tuple[str, str], ...]
-    label: str
-    """For the counter of answers about attempts; "": it is none."""
+    label: tuple[str, ...]
+    """For the counter of answers about attempts; empty: it is none."""
 
 
 def _sent(kind: type[Struct], status: int, *headers: tuple[str, str]) -> SentAnswer:
-    return SentAnswer(
-        status, (*JSON, *headers) if headers else JSON, labels_text(answer=str(kind.__struct_config__.tag))
-    )
+    return SentAnswer(status, (*JSON, *headers) if headers else JSON, (str(kind.__struct_config__.tag),))
 
 
 SENT: dict[type[Struct], SentAnswer] = {
@@ -75,7 +72,7 @@ SENT: dict[type[Struct], SentAnswer] = {
     ReleasedAnswer: _sent(ReleasedAnswer, 200),
     GoneAnswer: _sent(GoneAnswer, 404),
 }
-SENT_OTHER = SentAnswer(200, JSON, "")
+SENT_OTHER = SentAnswer(200, JSON, ())
 
 
 def holder_view(holder: Holder) -> HolderView:

@@ -15,6 +15,7 @@ from fenced.http1.exchanges import ServerExchange
 from fenced.http1.heads import HEADERS_MAX, BadMessage
 from fenced.http1.limits import HEAD_BYTES_MAX
 from fenced.http1.writing import ServerReply
+from fenced.metrics.numbers import TEXT as METRICS_TEXT
 from fenced.net.problems import Problem, problem
 from fenced.runtime import clocks
 from fenced.runtime.aio import AioRuntime
@@ -26,6 +27,8 @@ from fenced.service.bodies import (
     FloorAnswer,
     FloorBody,
     ForceReleaseBody,
+    HotBody,
+    HotView,
     MarkBody,
     MintedBody,
     NameBody,
@@ -39,7 +42,7 @@ from fenced.service.events import Events
 from fenced.service.held import LINES_HEADERS, HeldAnswer, held_seconds
 from fenced.service.limits import Limits
 from fenced.service.live import Live, LiveStream
-from fenced.service.metrics import Metrics, labels_text
+from fenced.service.metrics import ServiceNumbers
 from fenced.service.namespaces import AnotherStore, MakeAuthority, ServedNamespace, ServedNamespaces
 from fenced.service.quotas import Quotas
 from fenced.service.replies import JSON, TEXT, NotAdmitted, as_reply, plain
@@ -51,6 +54,7 @@ from fenced.values.failures import NoNamespace
 from fenced.values.model import BatchAnswer, BatchOperation, grant_id
 
 PAGE_MAX = 1000
+HOT_SHOWN = 10
 READY_SECONDS = 2.0
 TOO_LONG = plain(
     431, "The head of the request is too long", f"at most {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} headers"
@@ -82,18 +86,16 @@ class Api:
         self.namespaces = ServedNamespaces(make, self._store_answered, self.limits.namespaces_each)
         self.tokens = tokens
         self._audit = audit or (lambda entry: log.info("%s", entry))
-        self.numbers = Metrics()
-        self._requests = self.numbers.by_labels("fenced_requests_total")
-        self._answers = self.numbers.by_labels("fenced_answers_total")
-        # Every counter has a sample from the start: `increase()` sees no first event of one that begins with it.
-        self._answers.update({sent.label: 0 for sent in answers.SENT.values()})
-        self._requests.update({_labels(each.path, status): 0 for each in ROUTES for status in each.answers})
+        self.numbers = ServiceNumbers()
+        self._requests, self._answers = self.numbers.requests, self.numbers.answers
         self.events = Events()
         self.live = Live(self.namespaces, self.events, guards, self.limits.pages_each)
         self.values = ServedValues(values, self._default_realm, self.numbers, self.events, guards)
         self.stopping = False
         self.scheme = "http"
         """That of its own page. A gateway that terminates TLS says so; a page of another site cannot."""
+        self.certificate: Callable[[], tuple[str, float] | None] = lambda: None
+        """The file of the certificate of this instance, and how many seconds it is still valid."""
         self.own_host_only = False
         """Answer only requests that name this machine by its loopback address, or come by a Unix socket."""
         self._random = AioRuntime()
@@ -340,7 +342,7 @@ class Api:
             case _:
                 found = _bug(call, error)
         kind = str(msgspec.json.decode(found.body)["type"]).rpartition(":")[2]
-        self.numbers.count("fenced_errors_total", type=kind)
+        self.numbers.add("fenced_errors_total", kind)
         return as_reply(found)
 
     def _count(self, route: ApiRoute, status: int) -> None:
@@ -369,7 +371,7 @@ class Api:
         """For the live page and the metrics."""
         granted = self.events.answered(namespace, operations, results)
         if granted:
-            self.numbers.granted(seconds, granted)
+            self.numbers.granted(seconds, granted, self.events.waited)
 
     def _hold(self, namespace: ServedNamespace, call: Call) -> HeldAnswer | None:
         """What holds the answer to an ask if that is waiting. Made before it asks, so that it misses no wake-up."""
@@ -488,9 +490,17 @@ class Api:
         return ServerReply(200, TEXT, b"ready\n")
 
     async def metrics(self, call: Call) -> ServerReply:
-        text = self.numbers.text(self.namespaces.held, self.events.expired.total())
-        media_type = "text/plain; version=0.0.4; charset=utf-8"
-        return ServerReply(200, (("content-type", media_type),), text.encode())
+        text = self.numbers.text(
+            self.namespaces.held, self.events.expired.total(), self.events.contended, self.certificate()
+        )
+        return ServerReply(200, (("content-type", METRICS_TEXT),), text.encode())
+
+    async def hot(self, call: Call) -> HotBody:
+        """Names that the credential may not see are left out before the ten are taken."""
+        await self._namespace(call)
+        found = self.events.hot_in(call.namespace)
+        shown = [HotView(each.name, each.count, each.error) for each in found if call.by.owns(each.name)]
+        return HotBody(shown[:HOT_SHOWN])
 
     async def openapi(self, call: Call) -> ServerReply:
         return ServerReply(200, JSON, self._openapi)
@@ -519,8 +529,8 @@ def _check_rights(route: ApiRoute, call: Call) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _labels(path: str, status: int) -> str:
-    return labels_text(route=path, status=str(status))
+def _labels(path: str, status: int) -> tuple[str, str]:
+    return path, str(status)
 
 
 def _decoded(route: ApiRoute, data: bytes) -> Any:

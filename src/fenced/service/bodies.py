@@ -266,6 +266,21 @@ class MarkBody(Struct):
     token: Token
 
 
+class HotView(Struct):
+    """A name that had to be waited for."""
+
+    name: str
+    count: int
+    error: int
+    """By how much the count may be too high."""
+
+
+class HotBody(Struct):
+    """The hottest name comes first; none if no name stands out. Counts are halved every five minutes."""
+
+    hot: list[HotView]
+
+
 class TraitView(Struct):
     key: str
     sentence: str

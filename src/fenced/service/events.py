@@ -16,6 +16,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from fenced.errors import InvalidStamp, Refused
+from fenced.metrics.hot import NAMES_MAX, HotName, HotNames
 from fenced.values.decision import Ruling
 from fenced.values.model import (
     Ask,
@@ -27,6 +28,7 @@ from fenced.values.model import (
     Kept,
     Released,
     Stamp,
+    Waiting,
     grant_id,
 )
 from fenced.values.rollout import Decision
@@ -76,6 +78,14 @@ class Events:
         """The newest grants whose end nobody has reported, and when each expires unless it is renewed again."""
         self.expired: Counter[str] = Counter()
         """How many leases of each namespace had expired when their holder came to renew or release them."""
+        self.waited: list[float] = []
+        """Of the last `answered`: how long the granted asks that had queued had waited since their first answer."""
+        self.contended = 0
+        """How many asks had to queue."""
+        self._queued: dict[str, float] = {}
+        """When the asks that are queued, as far as is known, were answered first."""
+        self._hot: dict[str, HotNames] = {}
+        """By namespace."""
         self.listener: Callable[[], None] | None = None
         """Called after each event while somebody looks; it must return at once."""
 
@@ -87,6 +97,7 @@ class Events:
         Returns how many leases were granted.
         """
         at, number, leases, unended, granted = _now(), self.number, self._leases, self._unended, 0
+        self.waited = []
         for operation, answer in zip(operations, results, strict=True):
             if isinstance(answer, Granted) and isinstance(operation, Ask):
                 granted += 1
@@ -94,10 +105,13 @@ class Events:
                 names, holder, grant = operation.names, operation.holder, grant_id(operation.secret)
                 token, _, ttl = answer
                 unended[grant] = at + ttl
+                if self._queued and (since := self._queued.pop(grant, None)) is not None:
+                    self.waited.append(at - since)
                 leases.append((number, at, "granted", namespace, names, token, grant, holder, ttl))
             elif isinstance(answer, ENDS):
                 number += 1
                 grant = grant_id(operation.secret)
+                self._queued.pop(grant, None)
                 why = answer.reason if isinstance(answer, Ended) else "released"
                 if grant in unended:  # otherwise it may have waited only, or it was counted
                     del unended[grant]
@@ -105,6 +119,8 @@ class Events:
                 leases.append((number, at, "ended", namespace, (), None, grant, None, 0.0, why))
             elif isinstance(answer, Kept) and (grant := grant_id(operation.secret)) in unended:
                 unended[grant] = at + answer.remaining
+            elif isinstance(answer, Waiting) and isinstance(operation, Ask):
+                self._note_waiting(namespace, operation, at)
         if granted:
             self.granted[namespace] += granted
             if len(unended) > GRANTS_MAX:
@@ -113,6 +129,27 @@ class Events:
         if number > self.number:
             self._notify(number)
         return granted
+
+    def _note_waiting(self, namespace: str, ask: Ask, at: float) -> None:
+        """The first answer to an ask that has to queue; the others of the same ask add nothing."""
+        grant = grant_id(ask.secret)
+        if grant in self._queued:
+            return
+        self._queued[grant] = at
+        self.contended += 1
+        hot = self._hot.get(namespace)
+        if hot is None:
+            hot = self._hot[namespace] = HotNames()
+        for name in ask.names:
+            hot.add(name, at)
+        if len(self._queued) > GRANTS_MAX:
+            for old in list(islice(self._queued, GRANTS_MAX // 10)):
+                del self._queued[old]
+
+    def hot_in(self, namespace: str) -> list[HotName]:
+        """The names of a namespace that asks had to queue for in the last minutes, the hottest one first."""
+        hot = self._hot.get(namespace)
+        return [] if hot is None else hot.top(_now(), NAMES_MAX)
 
     def until(self, grant: str) -> float:
         """When a grant expires, as far as this instance has renewed it; 0.0: it is not known here."""

@@ -108,6 +108,15 @@ ROUTES = (
         {200: bodies.NamesBody},
         ("namespace", "realm", "after", "limit"),
     ),
+    ApiRoute(
+        "GET",
+        "/v1/hot",
+        "hot",
+        "The names that were most often waited for at this instance in the last minutes",
+        "observe",
+        None,
+        {200: bodies.HotBody},
+    ),
     ApiRoute("GET", "/v1/names/{name}", "observe", "One name", "observe", None, {200: bodies.NameBody}),
     ApiRoute(
         "GET",

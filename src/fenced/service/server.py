@@ -58,6 +58,7 @@ class RunningInstance:
                 idle_time=limits.idle_time,
             ),
         )
+        api.certificate = self.http.certificate
         self.failure: FencedError | None = None
         """Why the store has ended this instance."""
         self.started, self._stopping, self._forced = (asyncio.Event() for _ in range(3))

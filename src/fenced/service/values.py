@@ -24,7 +24,7 @@ from fenced.runtime.aio import AioRuntime
 from fenced.runtime.logs import LimitedLog, OutageLog
 from fenced.service.bodies import MarkBody, WrittenBody
 from fenced.service.events import Events
-from fenced.service.metrics import Metrics
+from fenced.service.metrics import ServiceNumbers
 from fenced.service.replies import JSON, as_reply, plain
 from fenced.service.requests import Call
 from fenced.values.contracts import NamedValues
@@ -53,7 +53,7 @@ class ServedValues:
         self,
         url: str | None,
         realm: Callable[[], Awaitable[str]],
-        numbers: Metrics,
+        numbers: ServiceNumbers,
         events: Events,
         watched: Sequence[str] = (),
     ) -> None:
@@ -117,9 +117,10 @@ class ServedValues:
 
         async def work(guard: NamedValues) -> int:
             stamp = _credential(call)
+            done = await guard.write(stamp, call.name, call.body, expect=expect)
             if stamp is None:
-                self._numbers.count("critical_write_without_token_total")
-            return await guard.write(stamp, call.name, call.body, expect=expect)
+                self._numbers.unstamped("pass")
+            return done
 
         version = await self._guarded(work)
         return ServerReply(200, (("etag", f'"{version}"'), *JSON), msgspec.json.encode(WrittenBody(version)))

@@ -434,7 +434,7 @@ class RedisMarks:
         if word == "broken":
             return self.broken(name)
         mark = mark_in(rest[1]) if rest[1] != "-" else None
-        return error_for(Verdict(word), name=name, stamp=stamp, mark=mark, realm=config.realm)
+        return error_for(Verdict(word), name=name, stamp=stamp, mark=mark, realm=config.realm, guard="redis")
 
     def broken(self, name: str) -> Misconfigured:
         return Misconfigured(

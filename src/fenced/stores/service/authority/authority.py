@@ -181,6 +181,14 @@ class ServiceAuthority:
 
     # Operating.
 
+    async def hot(self, until: float | None = None) -> list[tuple[str, int]]:
+        """The names that were most often waited for at this instance in the last minutes, and how often."""
+
+        def found(fields: Fields) -> list[tuple[str, int]]:
+            return [(str(each["name"]), int(each["count"])) for each in fields["hot"]]
+
+        return await self._call("GET", "/v1/hot", found, until=until)
+
     async def survey(
         self, *, after: str = "", limit: int = 1000, until: float | None = None
     ) -> list[NameView]:

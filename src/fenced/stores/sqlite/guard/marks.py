@@ -196,7 +196,7 @@ class SqliteMarks:
             datetime.now(UTC), self.guard, name, stamp, mark, verdict, ruling, str(mode)
         )
         if verdict is Verdict.APPLIED or ruling is Ruling.REFUSE:
-            refused = error_for(verdict, name=name, stamp=stamp, mark=mark, realm=realm)
+            refused = error_for(verdict, name=name, stamp=stamp, mark=mark, realm=realm, guard=self.guard)
             raise RefusalPending(refused, None if verdict is Verdict.APPLIED else decision)
         await self._record(session, decision)
 
