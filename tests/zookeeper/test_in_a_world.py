@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from fenced.errors import Indeterminate
+from fenced.errors import FencedError, Indeterminate
 from fenced.stores.zookeeper.authority.attempt import ZooKeeperAttempt
 from fenced.stores.zookeeper.authority.attempts import OwnAttempts
 from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
@@ -16,7 +17,7 @@ from fenced.stores.zookeeper.authority.session import SessionCall, ZooKeeperSess
 from fenced.stores.zookeeper.authority.tree import QueueLook
 from fenced.stores.zookeeper.wire import jute
 from fenced.stores.zookeeper.wire.connection import ZooKeeperWire
-from fenced.values.model import Ask, Granted, Holder, Released, Waiting, grant_id
+from fenced.values.model import Ask, Ended, Granted, Holder, Released, Waiting, grant_id
 from fenced_testkit.runtime.network import SimulatedNetwork
 from fenced_testkit.runtime.simulated import SimulatedRuntime
 from fenced_testkit.runtime.world import Process, World
@@ -48,12 +49,12 @@ class Stage:
         runtime = SimulatedRuntime(Process(self.world, name), self.network)
         return kind.at(url, runtime, "default")
 
-    def freeze_followers_at_write_of(self, chosen: int) -> None:
-        """The leader orders this session's next write, and nobody confirms it for a while."""
-        order = self.leader._order
+    def freeze_followers_at_write_of(self, chosen: int, *, skipped: int = 0) -> None:
+        """The leader orders this session's next write but so many, and nobody confirms it for a while."""
+        order, writes = self.leader._order, itertools.count()
 
         def freeze(by: Replica, link: PeerLink | None, request: Request, session: int, ids: Ids) -> None:
-            if session == chosen and request.kind == MULTI:
+            if session == chosen and request.kind == MULTI and next(writes) == skipped:
                 self.leader._order = order  # type: ignore[method-assign]
                 for replica in self.ensemble.replicas:
                     if replica is not self.leader:
@@ -69,7 +70,7 @@ class Stage:
         async def run() -> None:
             try:
                 results.append(await work)
-            except Indeterminate as error:
+            except FencedError as error:
                 results.append(error)
 
         authority._runtime.spawn(run, "story")
@@ -292,3 +293,38 @@ def test_a_slow_reply_does_not_shorten_a_lock_delay() -> None:
     while not isinstance(stage.play(one, one.ask(following)), Granted):
         stage.world.run(stage.world.now + 0.01)
     assert one._runtime.now() >= ends + 3.0
+
+
+def test_a_withdrawn_ask_leaves_no_lock_delay() -> None:
+    """Its caller gave up after the request that makes its lock_delay nodes, and before the reply: it was never granted."""
+    stage = Stage(1)
+    one, two = stage.client("one"), stage.client("two")
+    for each in (one, two):
+        stage.play(each, each.open())
+    assert isinstance(stage.play(one, one.ask(ask("a", wait=False))), Granted)
+    delayed = Ask("b" * 32, ("other",), 30.0, HOLDER, False, 20.0)
+    stage.freeze_followers_at_write_of(session_of(one, 30.0).id, skipped=1)  # that of its places
+    now = one._runtime.now
+    assert isinstance(stage.play(one, one.ask(delayed, now() + 1.0)), Indeterminate)
+    while stage.play(one, one.withdraw(delayed.secret, now() + 1.0)) != Released():
+        pass
+    stage.world.run(stage.world.now + 5.0)
+    assert isinstance(stage.play(two, two.ask(Ask("c" * 32, ("other",), 30.0, HOLDER, False))), Granted)
+
+
+def test_what_was_told_to_have_expired_stays_over() -> None:
+    """A leader that a majority no longer follows expires a session, says so, and fails. The session lives on."""
+    stage = Stage(1)
+    one = stage.client("one", url="zookeeper://leader,later")
+    stage.play(one, one.open())
+    short = Ask("a" * 32, ("orders",), 0.5, HOLDER, False)
+    assert isinstance(stage.play(one, one.ask(short)), Granted)
+    stage.leader.cut = True
+    stage.world.run(stage.world.now + 2.0)
+    stage.play(one, one.renew([short.secret], one._runtime.now() + 0.2))
+    assert session_of(one, 0.5).id == 0
+    while (new := stage.ensemble.leader()) is None or new is stage.leader:
+        stage.world.run(stage.world.now + 0.1)
+    assert paths_of(one).attempt(grant_id(short.secret)) in new.tree.nodes
+    stage.network.listen(new.process, ("later", 2181), new.member)
+    assert stage.play(one, one.ask(short, one._runtime.now() + 2.0)) == Ended("expired")

@@ -71,6 +71,8 @@ class ZooKeeperAttempt:
     own places."""
     delaying: bool = False
     """Its lock_delay nodes were made."""
+    announcing: bool = False
+    """A request that makes them was sent, and its reply has not arrived: they may exist."""
     ending: bool = False
     """A request to end it may have been carried out."""
 

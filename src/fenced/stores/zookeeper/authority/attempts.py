@@ -139,6 +139,10 @@ class OwnAttempts:
             return False
         if record is None or record.owner == 0 or self.carries(mine, record):
             return False
+        # A leader that expires a session says so before a majority knows. If it fails then, the next one lets the session
+        # live on for its time. Its client has been told "expired", and that stays true.
+        if record.owner in self.session(mine.ttl).former:
+            return False
         self.forget(mine)
         mine.phase = ZooKeeperPhase.ELSEWHERE  # the one way from an end to another: the expiry was none
         return True
@@ -176,7 +180,7 @@ class OwnAttempts:
         it answers when it is decided whether an earlier request, whose reply was lost, is carried out.
         """
         ahead, read, *replies = await call.exchange(
-            jute.sync(self._nodes.paths.root) if mine.places else self._nodes.tick(),
+            jute.sync(self._nodes.paths.root) if mine.places and not mine.announcing else self._nodes.tick(),
             jute.get_data(self._nodes.paths.attempt(mine.public)),
             *self._nodes.looking(mine.names),
         )
@@ -193,6 +197,9 @@ class OwnAttempts:
         """Its nodes exist, and this session has made them. False: somebody deleted places of it."""
         mine.places = self._nodes.places(mine, look)
         mine.zxid, mine.version = record.zxid, record.version
+        if mine.announcing:
+            mine.announcing = False
+            mine.delaying = any(mine.public in queue.delays for queue in look.queues.values())
         mine.advance(ZooKeeperPhase.PLACED)
         if not mine.over:
             session.carry(mine, mine.expires)

@@ -43,6 +43,8 @@ class ZooKeeperEnding:
         if not mine.over and not mine.places and await self.own.standing(call, mine) is None:
             self.own.drop(mine, how)
             return Released()
+        if mine.announcing and not mine.over and await self.own.standing(call, mine) is None:
+            return await self.own.revoked(call, mine)
         while not mine.over:
             # If an earlier request to end it was carried out and its reply was lost, its own node is gone.
             doubted, mine.ending = mine.ending, True

@@ -170,8 +170,9 @@ class LockDelays:
         """Before it is granted: if its client dies afterwards, the next one finds them."""
         text, paths = delay_text(mine.lock_delay), self.nodes.paths
         nodes = [jute.create(paths.delay(name, mine.public), text, self.nodes.acl) for name in mine.names]
+        mine.announcing = True
         await self.nodes.write(call, nodes, jute.NODE_EXISTS)  # they exist if an earlier reply was lost
-        mine.delaying = True
+        mine.delaying, mine.announcing = True, False
 
     async def endings(self, call: SessionCall, mine: ZooKeeperAttempt, keep: float) -> list[bytes]:
         """Operations that release it. With `keep` they make lock_delay nodes that end so many seconds from now."""

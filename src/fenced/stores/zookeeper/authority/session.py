@@ -41,6 +41,9 @@ UNHEARD_SHARE = 0.55
 """The same if the leader may not have heard of it for this part, for example because the member took long to accept the
 connection. Two renewals, the longest that a session with answers goes unheard, are half of its time apart."""
 
+FORMER_MAX = 16
+"""How many ended sessions are remembered. Nodes of one may live on for a session's time, so this is plenty."""
+
 _NOBODY = b"\0" * 16
 
 
@@ -75,6 +78,8 @@ class ZooKeeperSession:
         self.ttl = ttl
         self.seconds = 0.0
         self.id = 0
+        self.former: deque[int] = deque(maxlen=FORMER_MAX)
+        """Sessions of which the server said that they are over."""
         self.confirmed = -math.inf
         """Leases of this session may be believed for their ttl from this time."""
         self._signs: deque[tuple[float, float]] = deque()
@@ -243,6 +248,7 @@ class ZooKeeperSession:
 
     def _end(self) -> None:
         """The session has ended, and so have all attempts that it carried. The next request starts a new session."""
+        self.former.append(self.id)
         self.id, self._password, self.confirmed = 0, _NOBODY, -math.inf
         self.leftovers.clear()
         attempts, self.attempts = self.attempts, {}
