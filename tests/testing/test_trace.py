@@ -16,6 +16,7 @@ from fenced.errors import Misconfigured
 from fenced.testing.lives import Deviation, Promises, TracedCall
 from fenced.testing.trace import Trace, line_of, main, opened_line
 from fenced.testing.tracing import TraceFile
+from fenced.values import timing
 from fenced_testkit.servers import ServiceServer
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
@@ -110,6 +111,20 @@ def test_a_moment_that_is_known_leaves_no_doubt() -> None:
     assert checked(late)
     with pytest.raises(Deviation, match="it had expired"):
         checked(late, exact=True)
+
+
+def test_an_attempt_that_was_forgotten_begins_anew() -> None:
+    """A waiter's place lapsed so long ago that the end was forgotten right after a renewal had been told of it."""
+    late = 1.0 + timing.remember_for(10.0) + 100.0
+    told = (
+        asks(A, 0.0, "granted", 1),
+        asks(B, 1.0, "waiting"),
+        call("renew", B, late, "ended", reason="expired"),
+    )
+    anew = (*told, asks(B, late + 1.0, "granted", 2), asks(C, late + 2.0, "waiting"))
+    assert checked(anew) == len(anew)
+    with pytest.raises(Deviation, match="was free"):
+        checked((*told, asks(C, late + 2.0, "waiting")))
 
 
 def test_an_operator_may_end_a_lease() -> None:

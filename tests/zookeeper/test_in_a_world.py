@@ -296,7 +296,7 @@ def test_a_slow_reply_does_not_shorten_a_lock_delay() -> None:
 
 
 def test_a_withdrawn_ask_leaves_no_lock_delay() -> None:
-    """Its caller gave up after the request that makes its lock_delay nodes, and before the reply: it was never granted."""
+    """Its caller gave up between the request that makes its lock_delay nodes and the reply: it was never granted."""
     stage = Stage(1)
     one, two = stage.client("one"), stage.client("two")
     for each in (one, two):

@@ -192,12 +192,18 @@ class Life:
         delay = self.delay
         if self.promises.frees_late:
             keep, delay = NEVER if keep else 0.0, NEVER
-        alive = [call.at for call in self.calls if call.op == "ask" and call.answer in ("granted", "waiting")]
-        # A renewal may overtake its ask, or come after the place was forgotten. An ask then makes it anew.
-        overtaken = [call for call in self._answered("gone") if alive and call.sent < max(alive)]
-        ends = [call.at + keep for call in self._answered("released", "gone") if call not in overtaken]
+        alive = [call for call in self.calls if call.op == "ask" and call.answer in ("granted", "waiting")]
+        # A renewal may overtake its ask, or come after the place was forgotten. An ask then makes it anew; also after
+        # an end that was so long ago that it was forgotten right after it was answered.
+        heard, sent = (
+            max((call.at for call in alive), default=-NEVER),
+            max((call.sent for call in alive), default=-NEVER),
+        )
+        ends = [call.at + keep for call in self._answered("gone") if call.sent >= heard]
+        ends += [call.at + keep for call in self._answered("released") if call.at > sent]
         for call in self._answered("ended"):
-            ends.append(call.at + (delay if call.reason == "expired" else keep))
+            if call.at > sent:
+                ends.append(call.at + (delay if call.reason == "expired" else keep))
         if not self.token and self.calls[-1].answer == "busy" and not self._answered(""):
             ends.append(-NEVER)
         if self.promises.exact and not self._leaves:

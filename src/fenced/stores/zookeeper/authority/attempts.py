@@ -139,8 +139,8 @@ class OwnAttempts:
             return False
         if record is None or record.owner == 0 or self.carries(mine, record):
             return False
-        # A leader that expires a session says so before a majority knows. If it fails then, the next one lets the session
-        # live on for its time. Its client has been told "expired", and that stays true.
+        # A leader that expires a session says so before a majority knows. If it fails then, the next one lets the
+        # session live on for its time. Its client has been told "expired", and that stays true.
         if record.owner in self.session(mine.ttl).former:
             return False
         self.forget(mine)
