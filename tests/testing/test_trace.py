@@ -119,6 +119,7 @@ def test_an_attempt_that_was_forgotten_begins_anew() -> None:
     told = (
         asks(A, 0.0, "granted", 1),
         asks(B, 1.0, "waiting"),
+        call("release", A, 2.0, "released"),
         call("renew", B, late, "ended", reason="expired"),
     )
     anew = (*told, asks(B, late + 1.0, "granted", 2), asks(C, late + 2.0, "waiting"))
