@@ -33,7 +33,7 @@ from tests.simulation.planting import planted  # noqa: E402
 PLACE = re.compile(r"(<!-- generated: ([\w .]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PROVES = re.compile(
     # Up to the next test: between them only further proofs and decorators, which may have several lines.
-    r"^# proves (\w+) (\w+): ([\w, -]+)\n(?=(?:(?!def )(?:# proves |@|[ )\]]).*\n)*def (\w+))",
+    r"^# proves (\w+) (\w+): ([\w, -]+)\n(?=(?:(?!(?:async )?def )(?:# proves |@|[ )\]]).*\n)*(?:async )?def (\w+))",
     re.MULTILINE,
 )
 

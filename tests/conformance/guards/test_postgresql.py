@@ -9,7 +9,7 @@ from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, r
 from fenced.values.contracts import NamedValues, Runtime, Trait
 from fenced.values.decision import Rule
 from fenced_testkit.servers import PostgresqlServer
-from tests.colours import alternating
+from tests.colours import alternating, named
 
 BACKEND = "postgresql"
 
@@ -95,22 +95,44 @@ class Harness:
             self._server.discard_database(name)
 
 
+OTHER_FORMS = [check for check in GUARD_CHECKS if check.name != "agrees_with_the_decision"]
+"""The function that decides is the same one, whatever the form and the colour."""
+
+
 # proves guard postgresql: many-names, several-leases, proofs, still-held, announces-separately
-@pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize(
+    ("check", "colour"),
+    [
+        pytest.param(check, colour, id=f"{check.name}-{colour}")
+        for check in GUARD_CHECKS
+        for colour in (COLOURS if check in OTHER_FORMS else COLOURS[:1])
+    ],
+)
 def test_postgresql(check: Check[GuardHarness], colour: Colour, postgresql_server: PostgresqlServer) -> None:
     run(check, lambda runtime: Harness(runtime, postgresql_server, True, None), colour)
 
 
-OTHER_FORMS = [check for check in GUARD_CHECKS if check.name != "agrees_with_the_decision"]
-"""The function that decides is the same one, whatever the form."""
-
-
-@pytest.mark.parametrize("form", ["cooperative", "mandatory-repeatable_read", "mandatory-serializable"])
 @pytest.mark.parametrize(("check", "colour"), alternating(OTHER_FORMS))
-def test_other_forms(
-    check: Check[GuardHarness], form: str, colour: Colour, postgresql_server: PostgresqlServer
+def test_the_cooperative_form(
+    check: Check[GuardHarness], colour: Colour, postgresql_server: PostgresqlServer
 ) -> None:
-    kind, _, level = form.partition("-")
-    isolation = IsolationLevel[level.upper()] if level else None
-    run(check, lambda runtime: Harness(runtime, postgresql_server, kind == "mandatory", isolation), colour)
+    run(check, lambda runtime: Harness(runtime, postgresql_server, False, None), colour)
+
+
+RACING = named(GUARD_CHECKS, "racing_writers_leave_the_highest")
+"""Only what happens at the same time differs between the isolation levels: these run at both, the others by turns."""
+
+
+@pytest.mark.parametrize(
+    ("check", "level"),
+    [
+        pytest.param(check, level, id=f"{check.name}-{level.name}")
+        for number, check in enumerate(OTHER_FORMS)
+        for place, level in enumerate((IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE))
+        if check in RACING or number % 2 == place
+    ],
+)
+def test_the_other_isolation_levels(
+    check: Check[GuardHarness], level: IsolationLevel, postgresql_server: PostgresqlServer
+) -> None:
+    run(check, lambda runtime: Harness(runtime, postgresql_server, True, level), "blocking")
