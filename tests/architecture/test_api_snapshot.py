@@ -43,6 +43,7 @@ MODULES = (
     "fenced.proofs",
     "fenced.django",
     "fenced.alembic",
+    "fenced.celery",
     "fenced.redis",
     "fenced.etcd",
     "fenced.zookeeper",
@@ -57,6 +58,7 @@ INTERNAL = set(
 """Modules at the top that a program does not import: what they offer is in the others."""
 NEED_A_PACKAGE = {
     "fenced.alembic": "alembic",
+    "fenced.celery": "celery",
     "fenced.django": "django",
     "fenced.etcd": "hpack",
     "fenced.http.aiohttp": "aiohttp",

@@ -42,7 +42,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 RUN = ("python", "sh", "console")
-SHOWN = ("text", "mermaid", "sql", "json", "toml", "yaml", "ini", "make")
+SHOWN = ("text", "mermaid", "sql", "json", "toml", "yaml", "ini", "make", "diff")
 SERVERS = {
     "AMQP_URL": "rabbitmq_url",
     "AWS_ENDPOINT_URL_DYNAMODB": "dynamodb_endpoint",

@@ -90,6 +90,25 @@ def test_in_asyncio(url: str, name: str) -> None:
     assert asyncio.run(story()) == [7, 8, 9]
 
 
+def test_a_turn_covers_what_the_work_writes(url: str, name: str, tmp_path: Path) -> None:
+    """One lease for the mark and for the data: a late runner's writes are refused at the guard of the data."""
+    place = f"orders/{os.urandom(4).hex()}"
+    orders = fenced.Values(f"sqlite:///{tmp_path}/orders.db")
+    with client_of(url) as late, client_of(url) as next_one, orders:
+        with pytest.raises((StaleToken, LeaseLost)), late.once(name, 7, covers=[place]) as turn:
+            assert turn
+            stamp = turn.next_stamp()
+            overtake(next_one, turn)
+            with next_one.once(name, 7, covers=[place]) as again:
+                assert again
+                orders.write(again, place, b"right")
+            with pytest.raises(StaleToken):
+                orders.write(stamp, place, b"late")
+        assert orders.peek(place).value == b"right"
+        with pytest.raises(Misuse, match="a list of names"):
+            late.once(name, 8, covers=place)
+
+
 def test_a_runner_that_was_overtaken_cannot_mark(url: str, name: str) -> None:
     """Its successor has announced itself: the late mark is refused, and the successor's own stands."""
     with client_of(url) as late, client_of(url) as next_one:
@@ -144,7 +163,7 @@ def overtake(client: fenced.Client, lease: fenced.Lease) -> None:
 
     with client.try_hold("once/warm-up"):
         pass
-    assert step(client._authority.force_release(lease.name, lease.token)) is not None
+    assert step(client._authority.force_release(lease.names[0], lease.token)) is not None
 
 
 # Machines.

@@ -50,8 +50,16 @@ def templated(name: object, *times: object) -> tuple[CallTemplate, LeaseRequest]
 class HeldFunction:
     """A decorated function, and the template of the name that its calls hold."""
 
-    def __init__(self, function: Callable[..., Any], template: CallTemplate, request: LeaseRequest) -> None:
-        self._is_method = list(inspect.signature(function).parameters)[:1] in (["self"], ["cls"])
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        template: CallTemplate,
+        request: LeaseRequest,
+        *,
+        is_method: bool = False,
+    ) -> None:
+        first = list(inspect.signature(function).parameters)[:1]
+        self._is_method = is_method or first in (["self"], ["cls"])
         # What a wrapper really takes, not what it wraps: another decorator may add arguments, as this one does.
         parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
         self.signature = inspect.Signature(

@@ -252,13 +252,13 @@ class Client(ClientBase):
         keep: Seconds | None = None,
         ttl: Seconds = timing.TTL_DEFAULT,
         wait: Seconds | None = None,
+        covers: Iterable[str] = (),
     ) -> Once:
         """`with client.once("schema", version=7) as turn:` work that is done once, in the order of versions.
 
-        `turn` is None if this version or a later one is done, else the lease to work under. Others wait meanwhile, and
-        then skip. A block that raises leaves no mark. The marks are values in the authority's store (for SQLite in a
-        file beside it), or in `marks`. `keep`: forget the mark after this many seconds, for ids without end.
-        """
+        `turn` is None if this version or a later one is done, else a lease that also `covers` what the work writes.
+        Others wait, then skip. A block that raises leaves no mark. Marks are values in the authority's store (in SQLite
+        a file beside it), or in `marks`. `keep`: forget the mark after so many seconds, for ids without end."""
         from fenced.client.once import Once, marks_beside
 
         if marks is None:
@@ -268,7 +268,7 @@ class Client(ClientBase):
 
                     self._marks = Values(marks_beside(self._given_url))
                 marks = self._marks
-        return Once(self, marks, name, version, keep, ttl, wait)
+        return Once(self, marks, name, version, keep, ttl, wait, covers)
 
     def close(self) -> None:
         """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
@@ -470,13 +470,13 @@ class AsyncClient(ClientBase):
         keep: Seconds | None = None,
         ttl: Seconds = timing.TTL_DEFAULT,
         wait: Seconds | None = None,
+        covers: Iterable[str] = (),
     ) -> AsyncOnce:
         """`async with client.once("schema", version=7) as turn:` work that is done once, in the order of versions.
 
-        `turn` is None if this version or a later one is done, else the lease to work under. Others wait meanwhile, and
-        then skip. A block that raises leaves no mark. The marks are values in the authority's store (for SQLite in a
-        file beside it), or in `marks`. `keep`: forget the mark after this many seconds, for ids without end.
-        """
+        `turn` is None if this version or a later one is done, else a lease that also `covers` what the work writes.
+        Others wait, then skip. A block that raises leaves no mark. Marks are values in the authority's store (in SQLite
+        a file beside it), or in `marks`. `keep`: forget the mark after so many seconds, for ids without end."""
         from fenced.client.once import AsyncOnce, marks_beside
 
         if marks is None:
@@ -486,7 +486,7 @@ class AsyncClient(ClientBase):
 
                     self._marks = AsyncValues(marks_beside(self._given_url))
                 marks = self._marks
-        return AsyncOnce(self, marks, name, version, keep, ttl, wait)
+        return AsyncOnce(self, marks, name, version, keep, ttl, wait, covers)
 
     def _forked(self) -> None:
         super()._forked()

@@ -5,11 +5,13 @@ which announces it: from then on no earlier runner can write the mark. It is wri
 exception, and only then the lease is released. A runner that dies leaves no mark, and the next one runs the work. One
 that was stopped for too long is refused when it writes its mark.
 
-So the work is done at least once, and marked at most once. Stamp what it writes with `turn`, to refuse late writes.
+So the work is done at least once, and marked at most once. Stamp what it writes with `turn`, to refuse late writes: its
+lease covers the names of that, too (`covers`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +46,20 @@ class _Once:
     """What both colours share."""
 
     def __init__(
-        self, name: str, version: int, keep: Seconds | None, ttl: Seconds, wait: Seconds | None
+        self,
+        name: str,
+        version: int,
+        keep: Seconds | None,
+        ttl: Seconds,
+        wait: Seconds | None,
+        covers: Iterable[str] = (),
     ) -> None:
         self._version = ticks.check_version(version)
         self._keep = ticks.check_keep(keep)
         self._place = ticks.marked(name, self._keep)
-        self._request = LeaseRequest.checked([self._place.name], ttl, wait, None, 0.0, 0.0)
+        if isinstance(covers, str):
+            raise Misuse(f"covers is a list of names: covers=[{shown(covers)}]")
+        self._request = LeaseRequest.checked([self._place.name, *covers], ttl, wait)
         self._found: dict[str, DoneWork] = {}
 
     def _is_done(self, value: Versioned) -> bool:

@@ -97,9 +97,12 @@ class PsycopgSession:
 
     @property
     def _cursor(self) -> Any:
-        """One for all statements of ours: psycopg needs as long to make one as to send a statement."""
+        """One for all statements of ours: psycopg needs as long to make one as to send a statement. Not with the
+        program's row factory: some refuse rows whose columns have one name."""
         if self._made is None:
-            self._made = self.connection.cursor()
+            from psycopg.rows import tuple_row
+
+            self._made = self.connection.cursor(row_factory=tuple_row)
         return self._made
 
     async def _execute(self, sql: bytes) -> Any:
