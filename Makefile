@@ -72,8 +72,9 @@ format: $(VENV)/.test ## put the code into its form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-api: $(VENV)/.test ## write down the public names and signatures, after a wanted change
-	$(BIN)/python tests/architecture/test_api_snapshot.py
+api: $(VENV)/.test ## write the blocking twins of asyncio classes, and the public names and signatures, after a wanted change
+	$(BIN)/python -m release.twins
+	$(BIN)/python -m tests.architecture.test_api_snapshot
 
 build: $(VENV)/.build ## wheels and sdists of fenced and fenced-testkit in dist/, checked; FENCED_REPOSITORY=https://... names their home
 	@rm -rf dist

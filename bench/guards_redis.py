@@ -124,7 +124,7 @@ def _guarded(client: redis.Redis) -> Words:
             caught.append((*script.words, len(keys), *keys, *arguments))
             return await super().run(script, keys, arguments, again=again, confirm=confirm)
 
-    fence = RedisMarks(Recording(client, False), MarkOptions("requests", guarantee="best-effort"))
+    fence = RedisMarks(Recording(client, "blocking", False), MarkOptions("requests", guarantee="best-effort"))
     step(fence.open())
     for _ in range(3):
         step(fence.step(STAMP, ["stock"], commands=[("SET", "fenced", VALUE)]))

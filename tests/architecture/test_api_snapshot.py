@@ -25,6 +25,7 @@ import fenced
 from fenced.client import decorating, once
 from fenced.client import faces as client
 from fenced.sql import clauses
+from release import twins as generated
 
 SNAPSHOT = Path(__file__).with_name("api.txt")
 MODULES = (
@@ -226,7 +227,7 @@ HANDED_OUT_TWINS = (
     (once.Once, once.AsyncOnce),
     (decorating.Held, decorating.AsyncHeld),
 )
-INSIDE = set("AsyncClientChannel AsyncPsycopgSession AsyncAlchemySession AsyncpgSession AsyncDoorway".split())
+INSIDE = set("AsyncPsycopgSession AsyncAlchemySession AsyncpgSession AsyncDoorway".split())
 """Classes of drivers and frameworks that programs never meet: their twins differ as the drivers do."""
 
 
@@ -267,6 +268,13 @@ def test_twins_are_alike() -> None:
     """One test: to name them, each worker would import every module with its libraries."""
     for plain, twin in twins():
         assert face(plain) == face(twin), f"{twin.__module__}.{twin.__name__}"
+
+
+@pytest.mark.parametrize(
+    "path", generated.files(), ids=lambda path: path.relative_to(generated.SOURCE).as_posix()
+)
+def test_generated_twins_are_as_the_script_writes_them(path: Path) -> None:
+    assert path.read_text() == generated.rewritten(path), "run `make api`"
 
 
 if __name__ == "__main__":

@@ -110,16 +110,9 @@ class LeaseBase:
         return f"<{type(self).__name__} {names} token={self.token} {self.state}>"
 
 
-class Lease(LeaseBase):
-    """An exclusive, expiring right to act under a name."""
-
-    def wait_lost(self, timeout: Seconds | None = None) -> bool:
-        """Block until the lease is lost (True), released, or `timeout` seconds are over (False)."""
-        return step(self._grant.wait_lost(_until(self._engine, timeout)))
-
-    def release(self, *, at_once: bool = False) -> None:
-        """Give the lease back; LeaseLost if it was lost before. `at_once`: whatever `at_least_for` is."""
-        step(self._engine.release(self._grant, at_once=at_once))
+def _until(engine: LeaseEngine, timeout: Seconds | None) -> float | None:
+    seconds = timing.check_wait(timeout)
+    return None if seconds is None else engine.runtime.now() + seconds
 
 
 class AsyncLease(LeaseBase):
@@ -134,6 +127,19 @@ class AsyncLease(LeaseBase):
         await self._engine.release(self._grant, at_once=at_once)
 
 
-def _until(engine: LeaseEngine, timeout: Seconds | None) -> float | None:
-    seconds = timing.check_wait(timeout)
-    return None if seconds is None else engine.runtime.now() + seconds
+# generated: the blocking twins of the asyncio classes above, by `python -m release.twins`
+
+
+class Lease(LeaseBase):
+    """An exclusive, expiring right to act under a name."""
+
+    def wait_lost(self, timeout: Seconds | None = None) -> bool:
+        """Wait until the lease is lost (True), released, or `timeout` seconds are over (False)."""
+        return step(self._grant.wait_lost(_until(self._engine, timeout)))
+
+    def release(self, *, at_once: bool = False) -> None:
+        """Give the lease back; LeaseLost if it was lost before. `at_once`: whatever `at_least_for` is."""
+        step(self._engine.release(self._grant, at_once=at_once))
+
+
+# end

@@ -113,6 +113,29 @@ class _AtomicBase(Generic[C], EnteredOnce):
         self._work = work
 
 
+class AsyncAtomic(_AtomicBase[C]):
+    """A request in its own transaction: `async with atomic(guard, connection, request) as operation:`."""
+
+    async def __aenter__(self) -> AsyncAtomic[C]:
+        self._enter()
+        await self._work.enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._work.leave(exc)
+
+    async def keep(self, response: R) -> R:
+        """Keep the reply in this transaction, and return it: one of 2xx and at most 64 KB that is not streamed, if the
+        program has read the whole body of the request."""
+        await self._work.keep(response)
+        return response
+
+
+# generated: the blocking twins of the asyncio classes above, by `python -m release.twins`
+
+
 class Atomic(_AtomicBase[C]):
     """A request in its own transaction: `with atomic(guard, connection, request) as operation:`."""
 
@@ -133,21 +156,4 @@ class Atomic(_AtomicBase[C]):
         return response
 
 
-class AsyncAtomic(_AtomicBase[C]):
-    """A request in its own transaction: `async with atomic(guard, connection, request) as operation:`."""
-
-    async def __aenter__(self) -> AsyncAtomic[C]:
-        self._enter()
-        await self._work.enter()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._work.leave(exc)
-
-    async def keep(self, response: R) -> R:
-        """Keep the reply in this transaction, and return it: one of 2xx and at most 64 KB that is not streamed, if the
-        program has read the whole body of the request."""
-        await self._work.keep(response)
-        return response
+# end

@@ -71,60 +71,18 @@ class _OutboxBase:
         await table.run(statements["remove"].format(table=self._spec.table, ids=", ".join(map(str, ids))))
 
 
-class Outbox(_OutboxBase):
+class AsyncOutbox(_OutboxBase):
     """Messages that are sent if, and only if, the transaction that put them here commits.
 
-    outbox = Outbox()
-    with orders.transaction(db, lease) as tx:
-        tx.execute("UPDATE orders SET qty = 7 WHERE id = 42")
-        outbox.put(tx, lease, "orders", b'{"id": 42, "qty": 7}')
+    outbox = AsyncOutbox()
+    async with orders.transaction(db, lease) as tx:
+        await tx.execute("UPDATE orders SET qty = 7 WHERE id = 42")
+        await outbox.put(tx, lease, "orders", b'{"id": 42, "qty": 7}')
 
-    with client.hold(outbox.name) as mine:  # the relay, in any process
-        while outbox.relay(db, mine, publish):
+    async with client.hold(outbox.name) as mine:  # the relay, in any process
+        while await outbox.relay(db, mine, publish):
             ...
     """
-
-    _colour = "blocking"
-
-    def __init__(self, table: str = "outbox", *, name: str | None = None) -> None:
-        super().__init__(table, name=name)
-        self._guard = sql.Guard(table=table, name=self.name, mandatory=False)
-
-    def install(self, connection: Any) -> None:
-        """Create the table, and the guard that relays are judged by. Installing it again is harmless."""
-        step(self._create(connection))
-        self._guard.install(connection, "enforce")
-
-    def put(
-        self, tx: Any, fence: Fence, topic: str, body: bytes, *, headers: Mapping[str, str] | None = None
-    ) -> None:
-        """Add a message to the guarded transaction `tx`, with a stamp from the lease that the transaction is under."""
-        step(self._put(tx, fence, topic, body, headers))
-
-    def relay(
-        self, connection: Any, lease: Lease, publish: Callable[[OutboxMessage], object], *, batch: int = BATCH
-    ) -> int:
-        """Publish the oldest messages in order, and remove them; returns how many. StaleToken if overtaken.
-
-        `publish` returns when the broker has confirmed the message. If it fails, that message and later ones stay.
-        """
-        with self._guard.transaction(connection, lease) as tx:
-            messages = step(self._take(tx, batch))
-        sent: list[int] = []
-        try:
-            for message in messages:
-                lease.check()
-                publish(message)
-                sent.append(message.id)
-        finally:
-            if sent:
-                with self._guard.transaction(connection, lease) as tx:
-                    step(self._remove(tx, sent))
-        return len(sent)
-
-
-class AsyncOutbox(_OutboxBase):
-    """Messages that are sent if, and only if, the transaction that put them here commits; for asyncio."""
 
     _colour = "asyncio"
 
@@ -168,3 +126,66 @@ class AsyncOutbox(_OutboxBase):
                 async with self._guard.transaction(connection, lease) as tx:
                     await self._remove(tx, sent)
         return len(sent)
+
+
+# generated: the blocking twins of the asyncio classes above, by `python -m release.twins`
+
+
+class Outbox(_OutboxBase):
+    """Messages that are sent if, and only if, the transaction that put them here commits.
+
+    outbox = Outbox()
+    with orders.transaction(db, lease) as tx:
+        tx.execute("UPDATE orders SET qty = 7 WHERE id = 42")
+        outbox.put(tx, lease, "orders", b'{"id": 42, "qty": 7}')
+
+    with client.hold(outbox.name) as mine:  # the relay, in any process
+        while outbox.relay(db, mine, publish):
+            ...
+    """
+
+    _colour = "blocking"
+
+    def __init__(self, table: str = "outbox", *, name: str | None = None) -> None:
+        super().__init__(table, name=name)
+        self._guard = sql.Guard(table=table, name=self.name, mandatory=False)
+
+    def install(self, connection: Any) -> None:
+        """Create the table, and the guard that relays are judged by. Installing it again is harmless."""
+        step(self._create(connection))
+        self._guard.install(connection, "enforce")
+
+    def put(
+        self, tx: Any, fence: Fence, topic: str, body: bytes, *, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Add a message to the guarded transaction `tx`, with a stamp from the lease that the transaction is under."""
+        step(self._put(tx, fence, topic, body, headers))
+
+    def relay(
+        self,
+        connection: Any,
+        lease: Lease,
+        publish: Callable[[OutboxMessage], object],
+        *,
+        batch: int = BATCH,
+    ) -> int:
+        """Publish the oldest messages in order, and remove them; returns how many. StaleToken if overtaken.
+
+        `publish` returns when the broker has confirmed the message. If it fails, that message and later ones stay.
+        """
+        with self._guard.transaction(connection, lease) as tx:
+            messages = step(self._take(tx, batch))
+        sent: list[int] = []
+        try:
+            for message in messages:
+                lease.check()
+                publish(message)
+                sent.append(message.id)
+        finally:
+            if sent:
+                with self._guard.transaction(connection, lease) as tx:
+                    step(self._remove(tx, sent))
+        return len(sent)
+
+
+# end

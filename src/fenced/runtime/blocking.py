@@ -147,6 +147,12 @@ class BlockingRuntime:
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Task:
         return _Thread(work, name)
 
+    def forked(self) -> None:
+        """Nothing to do in a forked child: this runtime has neither a loop nor a pool of threads."""
+
+    def close(self) -> None:
+        """Nothing to do, for the same reason."""
+
 
 class _Thread:
     """A daemon thread: it must not keep the interpreter alive at exit."""

@@ -12,13 +12,13 @@ engines register under the entry point `fenced.engines`.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fenced.client import registry
 from fenced.client.guarding import EnteredOnce, Fence, Fences, credential
-from fenced.client.leases import Lease
+from fenced.client.leases import LeaseBase
 from fenced.client.own import GuardOn
 from fenced.errors import AlreadyApplied, Refused
 from fenced.guards.engine import TableGuard
@@ -82,6 +82,138 @@ class _GuardBase:
     def _on(self, connection: object) -> TableGuard:
         return on(connection, self._colour).table(self._spec, self._mandatory)
 
+    def _direct(self, found: OnConnection, fence: Fences, names: tuple[str, ...], still_held: bool) -> Any:
+        """The transaction of a driver that needs no coroutines for it; None: it has none for such a fence."""
+        if found.driver.direct is None or still_held or not isinstance(fence, LeaseBase | Stamp):
+            return None
+        source = fence._grant if isinstance(fence, LeaseBase) else fence
+        seq = fence._grant.next_seq() if isinstance(fence, LeaseBase) else fence.seq
+        covered = tuple(map(check_name, names)) or source.names
+        return found.driver.direct(found.connection, self._spec, self._mandatory, source, seq, covered)
+
+
+class AsyncGuard(_GuardBase):
+    """Guards one of the program's tables, for asyncio."""
+
+    _colour = "asyncio"
+
+    async def install(self, connection: Any, mode: str | None = None, *, replace: bool = False) -> None:
+        """Create the marks and, if mandatory, the triggers. A new guard gets mode observe.
+
+        If the connection is in a transaction, this is part of it, and you commit. Otherwise it is committed here.
+        Installing the same guard again is harmless: the marks stay, and so does the mode unless one is given. If the
+        installed guard has another name, rule, epoch column or `mandatory`: Misconfigured, unless `replace`.
+        """
+        await self._on(connection).install(mode, replace=replace)
+
+    async def script(
+        self, connection: Any, mode: str | None = None, *, replace: bool = False, transaction: bool = True
+    ) -> str:
+        """The SQL that `install` would run, for a migration.
+
+        It must run in one transaction. `transaction=False` omits BEGIN and COMMIT, for tools that begin one themselves.
+        """
+        return await self._on(connection).script(mode, replace=replace, transaction=transaction)
+
+    async def uninstall(self, connection: Any) -> None:
+        """Restore the table. The marks stay: a guard that is installed later needs them to refuse old holders.
+
+        If the connection is in a transaction, this is part of it, and you commit. Otherwise it is committed here.
+        """
+        await self._on(connection).uninstall()
+
+    async def set_mode(
+        self, connection: Any, mode: str, pattern: str = "*", *, wait: float = 10.0
+    ) -> tuple[str, ...]:
+        """Set the mode, the stage of the rollout, of the names that match.
+
+        Waits for the transactions that began before the change, which does not bind them. Returns those that still
+        run after `wait` seconds. Empty: from now on no transaction can commit a write that the new mode refuses.
+        """
+        return await self._on(connection).set_mode(mode, pattern, wait)
+
+    async def adopt(self, connection: Any, realm: str) -> None:
+        """Trust only this authority (`lease.realm`) from now on. Raise its floor above the marks first."""
+        await self._on(connection).adopt(realm)
+
+    def transaction(
+        self, connection: C, fence: Fences, *names: str, still_held: bool = False
+    ) -> AbstractAsyncContextManager[C]:
+        """`async with guard.transaction(connection, lease) as tx:` announce, run the block, commit.
+
+        `still_held`: also ask the authority, which must be in the same database. LeaseLost if the lease is not held.
+        """
+        found = on(connection, self._colour)
+        direct: AbstractAsyncContextManager[C] | None = self._direct(found, fence, names, still_held)
+        if direct is not None:
+            return direct
+        carried = credential(fence, names, still_held=still_held)
+        return AsyncTransaction(connection, found.table(self._spec, self._mandatory), carried)
+
+    async def announce(self, connection: Any, fence: Fences, *names: str) -> None:
+        """Raise the marks in a transaction of its own, and commit it. Reads that begin afterwards are fenced."""
+        await self._on(connection).announce(credential(fence, names, announcing=True))
+
+    async def announce_within(
+        self, connection: C, fence: Fences, *names: str, still_held: bool = False
+    ) -> AsyncAnnounced[C]:
+        """Announce in the transaction that the program has begun. Call `clear()` before its COMMIT."""
+        carried = credential(fence, names, still_held=still_held)
+        announced = AsyncAnnounced(connection, self._on(connection), carried)
+        await announced._table.announce_within(carried)
+        return announced
+
+    async def peek(self, connection: Any, name: str, at_least: int = 0) -> Mark | None:
+        """The mark of a name; Contended if it is below `at_least`.
+
+        Later reads on this connection are at least as new as that mark.
+        """
+        return await self._on(connection).peek(name, at_least)
+
+    def clause(self, connection: Any, fence: Fence, column: str = "epoch") -> AsyncClause:
+        """SQL fragments that put the token into the program's own UPDATE, for a table with an epoch column."""
+        return AsyncClause(on(connection, self._colour), self._spec, credential(fence), column)
+
+
+class _Fenced(Generic[C]):
+    """A credential, the guard that it is for, and the program's own connection."""
+
+    def __init__(self, connection: C, table: TableGuard, credential: Credential) -> None:
+        self._connection = connection
+        self._table = table
+        self._credential = credential
+
+
+class AsyncTransaction(_Fenced[C], EnteredOnce):
+    """A guarded transaction on the program's connection: begins, announces, and commits or rolls back."""
+
+    async def __aenter__(self) -> C:
+        self._enter()
+        await self._table.enter(self._credential)
+        return self._connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._table.leave(exc)
+
+
+class AsyncAnnounced(_Fenced[C]):
+    """The stamps of an announcement in a transaction that the program itself commits."""
+
+    async def clear(self) -> None:
+        """Delete the stamps of this announcement. SQLite's COMMIT fails while they exist."""
+        await self._table.clear(self._credential)
+
+    async def __aenter__(self) -> C:
+        return self._connection
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.clear()
+
+
+# generated: the blocking twins of the asyncio classes above, by `python -m release.twins`
+
 
 class Guard(_GuardBase):
     """Guards one of the program's tables."""
@@ -134,20 +266,12 @@ class Guard(_GuardBase):
 
         `still_held`: also ask the authority, which must be in the same database. LeaseLost if the lease is not held.
         """
-        found = on(connection, "blocking")
-        if found.driver.direct is not None and isinstance(fence, Lease | Stamp) and not still_held:
-            return self._direct(found, fence, names)
+        found = on(connection, self._colour)
+        direct: AbstractContextManager[C] | None = self._direct(found, fence, names, still_held)
+        if direct is not None:
+            return direct
         carried = credential(fence, names, still_held=still_held)
         return Transaction(connection, found.table(self._spec, self._mandatory), carried)
-
-    def _direct(
-        self, found: OnConnection, fence: Lease | Stamp, names: tuple[str, ...]
-    ) -> AbstractContextManager[Any]:
-        source = fence._grant if isinstance(fence, Lease) else fence
-        seq = fence._grant.next_seq() if isinstance(fence, Lease) else fence.seq
-        covered = tuple(check_name(name) for name in names) if names else source.names
-        assert found.driver.direct is not None
-        return found.driver.direct(found.connection, self._spec, self._mandatory, source, seq, covered)
 
     def announce(self, connection: Any, fence: Fences, *names: str) -> None:
         """Raise the marks in a transaction of its own, and commit it. Reads that begin afterwards are fenced."""
@@ -157,10 +281,9 @@ class Guard(_GuardBase):
         self, connection: C, fence: Fences, *names: str, still_held: bool = False
     ) -> Announced[C]:
         """Announce in the transaction that the program has begun. Call `clear()` before its COMMIT."""
-        announced = Announced(
-            connection, self._on(connection), credential(fence, names, still_held=still_held)
-        )
-        step(announced._table.announce_within(announced._credential))
+        carried = credential(fence, names, still_held=still_held)
+        announced = Announced(connection, self._on(connection), carried)
+        step(announced._table.announce_within(carried))
         return announced
 
     def peek(self, connection: Any, name: str, at_least: int = 0) -> Mark | None:
@@ -172,95 +295,7 @@ class Guard(_GuardBase):
 
     def clause(self, connection: Any, fence: Fence, column: str = "epoch") -> Clause:
         """SQL fragments that put the token into the program's own UPDATE, for a table with an epoch column."""
-        return Clause(on(connection, "blocking"), self._spec, credential(fence), column)
-
-
-class AsyncGuard(_GuardBase):
-    """Guards one of the program's tables, for asyncio."""
-
-    _colour = "asyncio"
-
-    async def install(self, connection: Any, mode: str | None = None, *, replace: bool = False) -> None:
-        """Create the marks and, if mandatory, the triggers. A new guard gets mode observe.
-
-        If the connection is in a transaction, this is part of it, and you commit. Otherwise it is committed here.
-        Installing the same guard again is harmless: the marks stay, and so does the mode unless one is given. If the
-        installed guard has another name, rule, epoch column or `mandatory`: Misconfigured, unless `replace`.
-        """
-        await self._on(connection).install(mode, replace=replace)
-
-    async def script(
-        self, connection: Any, mode: str | None = None, *, replace: bool = False, transaction: bool = True
-    ) -> str:
-        """The SQL that `install` would run, for a migration.
-
-        It must run in one transaction. `transaction=False` omits BEGIN and COMMIT, for tools that begin one themselves.
-        """
-        return await self._on(connection).script(mode, replace=replace, transaction=transaction)
-
-    async def uninstall(self, connection: Any) -> None:
-        """Restore the table. The marks stay: a guard that is installed later needs them to refuse old holders.
-
-        If the connection is in a transaction, this is part of it, and you commit. Otherwise it is committed here.
-        """
-        await self._on(connection).uninstall()
-
-    async def set_mode(
-        self, connection: Any, mode: str, pattern: str = "*", *, wait: float = 10.0
-    ) -> tuple[str, ...]:
-        """Set the mode, the stage of the rollout, of the names that match.
-
-        Waits for the transactions that began before the change, which does not bind them. Returns those that still
-        run after `wait` seconds. Empty: from now on no transaction can commit a write that the new mode refuses.
-        """
-        return await self._on(connection).set_mode(mode, pattern, wait)
-
-    async def adopt(self, connection: Any, realm: str) -> None:
-        """Trust only this authority (`lease.realm`) from now on. Raise its floor above the marks first."""
-        await self._on(connection).adopt(realm)
-
-    def transaction(
-        self, connection: C, fence: Fences, *names: str, still_held: bool = False
-    ) -> AsyncTransaction[C]:
-        """`async with guard.transaction(connection, lease) as tx:` announce, run the block, commit.
-
-        `still_held`: also ask the authority, which must be in the same database. LeaseLost if the lease is not held.
-        """
-        carried = credential(fence, names, still_held=still_held)
-        return AsyncTransaction(connection, self._on(connection), carried)
-
-    async def announce(self, connection: Any, fence: Fences, *names: str) -> None:
-        """Raise the marks in a transaction of its own, and commit it. Reads that begin afterwards are fenced."""
-        await self._on(connection).announce(credential(fence, names, announcing=True))
-
-    async def announce_within(
-        self, connection: C, fence: Fences, *names: str, still_held: bool = False
-    ) -> AsyncAnnounced[C]:
-        """Announce in the transaction that the program has begun. Call `clear()` before its COMMIT."""
-        carried = credential(fence, names, still_held=still_held)
-        announced = AsyncAnnounced(connection, self._on(connection), carried)
-        await announced._table.announce_within(carried)
-        return announced
-
-    async def peek(self, connection: Any, name: str, at_least: int = 0) -> Mark | None:
-        """The mark of a name; Contended if it is below `at_least`.
-
-        Later reads on this connection are at least as new as that mark.
-        """
-        return await self._on(connection).peek(name, at_least)
-
-    def clause(self, connection: Any, fence: Fence, column: str = "epoch") -> AsyncClause:
-        """SQL fragments that put the token into the program's own UPDATE, for a table with an epoch column."""
-        return AsyncClause(on(connection, "asyncio"), self._spec, credential(fence), column)
-
-
-class _Fenced(Generic[C]):
-    """A credential, the guard that it is for, and the program's own connection."""
-
-    def __init__(self, connection: C, table: TableGuard, credential: Credential) -> None:
-        self._connection = connection
-        self._table = table
-        self._credential = credential
+        return Clause(on(connection, self._colour), self._spec, credential(fence), column)
 
 
 class Transaction(_Fenced[C], EnteredOnce):
@@ -277,20 +312,6 @@ class Transaction(_Fenced[C], EnteredOnce):
         step(self._table.leave(exc))
 
 
-class AsyncTransaction(_Fenced[C], EnteredOnce):
-    """A guarded transaction on the program's connection: begins, announces, and commits or rolls back."""
-
-    async def __aenter__(self) -> C:
-        self._enter()
-        await self._table.enter(self._credential)
-        return self._connection
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._table.leave(exc)
-
-
 class Announced(_Fenced[C]):
     """The stamps of an announcement in a transaction that the program itself commits."""
 
@@ -305,18 +326,7 @@ class Announced(_Fenced[C]):
         self.clear()
 
 
-class AsyncAnnounced(_Fenced[C]):
-    """The stamps of an announcement in a transaction that the program itself commits."""
-
-    async def clear(self) -> None:
-        """Delete the stamps of this announcement. SQLite's COMMIT fails while they exist."""
-        await self._table.clear(self._credential)
-
-    async def __aenter__(self) -> C:
-        return self._connection
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.clear()
+# end
 
 
 def __dir__() -> list[str]:

@@ -48,6 +48,21 @@ class _ClauseBase:
         raise error_for(verdict, name=None, stamp=self._stamp, mark=mark, table=self._spec.table)
 
 
+class AsyncClause(_ClauseBase):
+    __doc__ = _ClauseBase.__doc__
+
+    async def admitted(self, rowcount: int, row: str, parameters: Sequence[object] = ()) -> bool:
+        """True if the row was changed, False if there is no such row; StaleToken if a newer holder has written it.
+
+        `row` is the condition that selects the row, without the clause. Call it in the same transaction, for a
+        statement that selects one row. After RETURNING, fetch the rows before you read the rowcount.
+        """
+        return await self._admitted(rowcount, row, parameters)
+
+
+# generated: the blocking twins of the asyncio classes above, by `python -m release.twins`
+
+
 class Clause(_ClauseBase):
     __doc__ = _ClauseBase.__doc__
 
@@ -60,13 +75,4 @@ class Clause(_ClauseBase):
         return step(self._admitted(rowcount, row, parameters))
 
 
-class AsyncClause(_ClauseBase):
-    __doc__ = _ClauseBase.__doc__
-
-    async def admitted(self, rowcount: int, row: str, parameters: Sequence[object] = ()) -> bool:
-        """True if the row was changed, False if there is no such row; StaleToken if a newer holder has written it.
-
-        `row` is the condition that selects the row, without the clause. Call it in the same transaction, for a
-        statement that selects one row. After RETURNING, fetch the rows before you read the rowcount.
-        """
-        return await self._admitted(rowcount, row, parameters)
+# end

@@ -20,11 +20,8 @@ from fenced.values.model import Credential
 __all__ = ["AsyncDynamoGuard", "AsyncDynamoTransaction", "DynamoGuard", "DynamoTransaction"]
 
 
-class DynamoTransaction(EnteredOnce):
-    """Writes that are sent at the end of the `with` block in one TransactWriteItems, all of them or none.
-
-    The arguments of each method are those that boto3 has for the same thing: `TableName`, `Key`, `Item`, and so on.
-    """
+class _Collected(EnteredOnce):
+    """Writes that are sent at the end of the block."""
 
     def __init__(self, client: Any, marks: _Marks, fence: Fences, names: tuple[str, ...]) -> None:
         self._client = client  # the marks do not keep it
@@ -40,18 +37,6 @@ class DynamoTransaction(EnteredOnce):
     async def _end(self) -> None:
         if self._writes:
             await self._marks.end(credential(self._fence, self._names), self._writes)
-
-    def __enter__(self) -> Self:
-        step(self._begin())
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            step(self._end())
-
-    def get(self, **request: Any) -> dict[str, Any] | None:
-        """Read an item now, consistently. The token was announced before. None: there is no such item."""
-        return step(self._marks.cells.item(request))
 
     def put(self, **request: Any) -> None:
         """Put an item at the end of the block."""
@@ -75,8 +60,11 @@ class DynamoTransaction(EnteredOnce):
         self._writes.append({kind: request})
 
 
-class AsyncDynamoTransaction(DynamoTransaction):
-    """The same for `async with`; `get` is awaited."""
+class AsyncDynamoTransaction(_Collected):
+    """Writes that are sent at the end of the `async with` block in one TransactWriteItems, all of them or none.
+
+    The arguments of each method are those that boto3 has for the same thing: `TableName`, `Key`, `Item`, and so on.
+    """
 
     async def __aenter__(self) -> Self:
         await self._begin()
@@ -86,12 +74,7 @@ class AsyncDynamoTransaction(DynamoTransaction):
         if kind is None:
             await self._end()
 
-    def __enter__(self) -> Self:
-        raise Misuse(
-            "a transaction of an AsyncDynamoGuard is entered by: async with guard.transaction(...) as tx"
-        )
-
-    async def get(self, **request: Any) -> dict[str, Any] | None:  # type: ignore[override]
+    async def get(self, **request: Any) -> dict[str, Any] | None:
         """Read an item now, consistently. The token was announced before. None: there is no such item."""
         return await self._marks.cells.item(request)
 
@@ -134,7 +117,7 @@ class _OnDynamo(ClientGuard[_Marks]):
         self._mode = mode
 
     def _new_runtime(self) -> Runtime:
-        return BlockingRuntime()
+        raise NotImplementedError
 
     def _made(self, client: Any) -> _Marks:
         if not hasattr(client, "transact_write_items"):
@@ -147,34 +130,17 @@ class _OnDynamo(ClientGuard[_Marks]):
         return _Marks(cells, runtime, f"dynamodb://{table}/{below}", rule=self._rule, mode=self._mode)
 
 
-class DynamoGuard(_OnDynamo):
+class AsyncDynamoGuard(_OnDynamo):
     """Transactions on DynamoDB behind a fence. The marks are in a table of their own, below `prefix`.
 
-        dynamodb, guard = boto3.client("dynamodb"), DynamoGuard("fenced")
-        with client.hold("stock/42") as lease:
-            with guard.transaction(dynamodb, lease, "stock/42") as tx:
-                item = tx.get(TableName="stock", Key={"id": {"S": "42"}})
+        guard = AsyncDynamoGuard("fenced")
+        async with client.hold("stock/42") as lease:
+            async with guard.transaction(dynamodb, lease, "stock/42") as tx:
+                item = await tx.get(TableName="stock", Key={"id": {"S": "42"}})
                 tx.put(TableName="stock", Item={"id": {"S": "42"}, "count": {"N": "7"}})
 
-    A stale holder's block raises StaleToken, and nothing of it was written. Threads may share a guard.
-    """
-
-    def announce(self, client: Any, fence: Fences, *names: str) -> None:
-        """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
-        step(self._of(client).announce(credential(fence, names, announcing=True)))
-
-    def transaction(self, client: Any, fence: Fences, *names: str) -> DynamoTransaction:
-        """Announce; then collect writes, and send them at the end of the block, behind the fence.
-
-        Without `names`, all names of the lease. Conflict: a condition of the block's own writes does not hold.
-        """
-        return DynamoTransaction(client, self._of(client), fence, names)
-
-
-class AsyncDynamoGuard(_OnDynamo):
-    """The same for asyncio: `async with guard.transaction(dynamodb, lease, "stock/42") as tx`.
-
-    With a client of aiobotocore or aioboto3 nothing runs in threads; calls of boto3 do.
+    The client is one of boto3, under asyncio also of aiobotocore or aioboto3; there calls of boto3 run in threads. A
+    stale holder's block raises StaleToken, and nothing of it was written. Tasks may share a guard.
     """
 
     def _new_runtime(self) -> Runtime:
@@ -190,6 +156,59 @@ class AsyncDynamoGuard(_OnDynamo):
         Without `names`, all names of the lease. Conflict: a condition of the block's own writes does not hold.
         """
         return AsyncDynamoTransaction(client, self._of(client), fence, names)
+
+
+# generated: the blocking twins of the asyncio classes above, by `python -m release.twins`
+
+
+class DynamoTransaction(_Collected):
+    """Writes that are sent at the end of the `with` block in one TransactWriteItems, all of them or none.
+
+    The arguments of each method are those that boto3 has for the same thing: `TableName`, `Key`, `Item`, and so on.
+    """
+
+    def __enter__(self) -> Self:
+        step(self._begin())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            step(self._end())
+
+    def get(self, **request: Any) -> dict[str, Any] | None:
+        """Read an item now, consistently. The token was announced before. None: there is no such item."""
+        return step(self._marks.cells.item(request))
+
+
+class DynamoGuard(_OnDynamo):
+    """Transactions on DynamoDB behind a fence. The marks are in a table of their own, below `prefix`.
+
+        guard = DynamoGuard("fenced")
+        with client.hold("stock/42") as lease:
+            with guard.transaction(dynamodb, lease, "stock/42") as tx:
+                item = tx.get(TableName="stock", Key={"id": {"S": "42"}})
+                tx.put(TableName="stock", Item={"id": {"S": "42"}, "count": {"N": "7"}})
+
+    The client is one of boto3, under asyncio also of aiobotocore or aioboto3; there calls of boto3 run in threads. A
+    stale holder's block raises StaleToken, and nothing of it was written. Threads may share a guard.
+    """
+
+    def _new_runtime(self) -> Runtime:
+        return BlockingRuntime()
+
+    def announce(self, client: Any, fence: Fences, *names: str) -> None:
+        """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
+        step(self._of(client).announce(credential(fence, names, announcing=True)))
+
+    def transaction(self, client: Any, fence: Fences, *names: str) -> DynamoTransaction:
+        """Announce; then collect writes, and send them at the end of the block, behind the fence.
+
+        Without `names`, all names of the lease. Conflict: a condition of the block's own writes does not hold.
+        """
+        return DynamoTransaction(client, self._of(client), fence, names)
+
+
+# end
 
 
 def __dir__() -> list[str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from fenced.client import registry
 
@@ -18,7 +17,7 @@ from fenced.client.guarding import EnteredOnce, Fences, credential, is_announced
 from fenced.client.own import ClientGuard
 from fenced.errors import Misuse, Unsupported, shown
 from fenced.guards.cells import CONFIG, key_of
-from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.runtime.blocking import step
 from fenced.stores.etcd.address import EtcdAddress
 from fenced.stores.etcd.claims import ClaimKeys
 from fenced.stores.etcd.guard.values import ROOT, TRAITS, EtcdCells, EtcdValues, EtcdWrites
@@ -26,10 +25,6 @@ from fenced.stores.etcd.wire.cluster import EtcdWire
 from fenced.stores.etcd.wire.messages import absent, delete, get, modified_at, put, txn
 from fenced.values.decision import Rule
 from fenced.values.model import Credential
-
-if TYPE_CHECKING:
-    from fenced.runtime.aio import AioRuntime
-    from fenced.values.contracts import Runtime
 
 __all__ = [
     "AsyncEtcdClient",
@@ -77,8 +72,8 @@ class EtcdCompares:
         return [_at(key, revision) for key, _, _, revision in self.compares]
 
 
-class EtcdTransaction(EnteredOnce):
-    """Puts and deletes that are sent at the end of the `with` block, all of them or none."""
+class _Collected(EnteredOnce):
+    """Puts and deletes that are sent at the end of the block."""
 
     def __init__(
         self, guard: _EtcdMarks, fence: Fences, names: tuple[str, ...], still_held: bool, namespace: str
@@ -90,9 +85,11 @@ class EtcdTransaction(EnteredOnce):
         self._namespace = namespace
         self._writes = EtcdWrites()
 
-    async def _announce(self) -> None:
-        await self._guard.ready()
-        await self._guard.announce(credential(self._fence, self._names, announcing=True))
+    async def _begin(self) -> None:
+        self._enter()
+        if not is_announced(self._fence, self._names, self._guard):
+            await self._guard.ready()
+            await self._guard.announce(credential(self._fence, self._names, announcing=True))
 
     async def _end(self, kind: type[BaseException] | None) -> None:
         if kind is not None:
@@ -104,19 +101,6 @@ class EtcdTransaction(EnteredOnce):
             writes.claim([claims.claim(name) for name in names], stamp.grant)
         if writes.request:
             await self._guard.write_with(stamp, names, writes)
-
-    def __enter__(self) -> Self:
-        self._enter()
-        if not is_announced(self._fence, self._names, self._guard):
-            step(self._announce())
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        step(self._end(kind))
-
-    def get(self, key: bytes) -> EtcdValue:
-        """Read a key now. The token was announced before."""
-        return step(self._guard.look(_checked(key)))
 
     def put(self, key: bytes, value: bytes, lease: int = 0) -> None:
         """Put at the end of the block. `lease`: the id of an etcd lease."""
@@ -131,24 +115,17 @@ class EtcdTransaction(EnteredOnce):
         self._writes.compare(_at(_checked(key), revision))
 
 
-class AsyncEtcdTransaction(EtcdTransaction):
-    """The same for `async with`; `get` is awaited."""
+class AsyncEtcdTransaction(_Collected):
+    """Puts and deletes that are sent at the end of the `async with` block, all of them or none."""
 
     async def __aenter__(self) -> Self:
-        self._enter()
-        if not is_announced(self._fence, self._names, self._guard):
-            await self._announce()
+        await self._begin()
         return self
 
-    def __aexit__(self, kind: type[BaseException] | None, *_: object) -> Coroutine[Any, Any, None]:
-        return self._end(kind)
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self._end(kind)
 
-    def __enter__(self) -> Self:
-        raise Misuse(
-            "a transaction of an AsyncEtcdGuard is entered by: async with guard.transaction(...) as tx"
-        )
-
-    async def get(self, key: bytes) -> EtcdValue:  # type: ignore[override]
+    async def get(self, key: bytes) -> EtcdValue:
         """Read a key now. The token was announced before."""
         return await self._guard.look(_checked(key))
 
@@ -187,33 +164,17 @@ class _EtcdClient:
     def __init__(self, url: str) -> None:
         address = EtcdAddress(url)
         self._url = address.url
-        self._runtime: Runtime = self._new_runtime()
+        self._runtime = self._new_runtime()
         self._wire = EtcdWire(address, self._runtime)
 
-    def _new_runtime(self) -> Runtime:
-        return BlockingRuntime()
-
-
-class EtcdClient(_EtcdClient):
-    """Connections to one etcd cluster, `etcd://h1,h2,h3`, for the guards of a program. Threads may share it."""
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._wire.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def _new_runtime(self) -> Any:
+        raise NotImplementedError
 
 
 class AsyncEtcdClient(_EtcdClient):
     """Connections to one etcd cluster, `etcd://h1,h2,h3`, for the guards of an asyncio program."""
 
-    _runtime: AioRuntime
-
-    def _new_runtime(self) -> Runtime:
+    def _new_runtime(self) -> Any:
         from fenced.runtime.aio import AioRuntime
 
         return AioRuntime()
@@ -261,6 +222,83 @@ class _OnEtcd(ClientGuard[_EtcdMarks]):
         return _EtcdMarks(cells, client._runtime, address, rule=self._rule, mode=self._mode)
 
 
+class AsyncEtcdGuard(_OnEtcd):
+    """Transactions on etcd, for names whose marks are below a prefix.
+
+        etcd, guard = AsyncEtcdClient("etcd://localhost"), AsyncEtcdGuard()
+        async with client.hold("stock/42") as lease:
+            async with guard.transaction(etcd, lease, "stock/42") as tx:
+                stock = await tx.get(b"stock/42")
+                tx.put(b"stock/42", b"7")
+
+    A stale holder's block raises StaleToken, and nothing of it was written. Tasks may share a guard.
+    """
+
+    _client = AsyncEtcdClient
+
+    async def announce(self, client: AsyncEtcdClient, fence: Fences, *names: str) -> None:
+        """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
+        marks = self._of(client)
+        await marks.ready()
+        await marks.announce(credential(fence, names, announcing=True))
+
+    def transaction(
+        self, client: AsyncEtcdClient, fence: Fences, *names: str, still_held: bool = False
+    ) -> AsyncEtcdTransaction:
+        """Announce; then collect puts and deletes, and send them at the end of the block, behind the fence.
+
+        Without `names`, all names of the lease. `still_held`: also compare that the authority, on the same etcd, still
+        has the lease; LeaseLost if not.
+        """
+        return AsyncEtcdTransaction(self._of(client), fence, names, still_held, self._namespace)
+
+    async def compares(self, client: AsyncEtcdClient, fence: Fences, *names: str) -> EtcdCompares:
+        """Announce, and return the compares to put into a transaction of another client.
+
+        If that transaction fails, call this again: it raises StaleToken if the lease was overtaken. If it returns the
+        same compares, another compare of the transaction has failed.
+        """
+        return await self._of(client).compares(credential(fence, names, announcing=True))
+
+
+# generated: the blocking twins of the asyncio classes above, by `python -m release.twins`
+
+
+class EtcdTransaction(_Collected):
+    """Puts and deletes that are sent at the end of the `with` block, all of them or none."""
+
+    def __enter__(self) -> Self:
+        step(self._begin())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        step(self._end(kind))
+
+    def get(self, key: bytes) -> EtcdValue:
+        """Read a key now. The token was announced before."""
+        return step(self._guard.look(_checked(key)))
+
+
+class EtcdClient(_EtcdClient):
+    """Connections to one etcd cluster, `etcd://h1,h2,h3`, for the guards of a program."""
+
+    def _new_runtime(self) -> Any:
+        from fenced.runtime.blocking import BlockingRuntime
+
+        return BlockingRuntime()
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._wire.close()
+        self._runtime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
 class EtcdGuard(_OnEtcd):
     """Transactions on etcd, for names whose marks are below a prefix.
 
@@ -300,34 +338,7 @@ class EtcdGuard(_OnEtcd):
         return step(self._of(client).compares(credential(fence, names, announcing=True)))
 
 
-class AsyncEtcdGuard(_OnEtcd):
-    """The same for asyncio: `async with guard.transaction(etcd, lease, "stock/42") as tx`."""
-
-    _client = AsyncEtcdClient
-
-    async def announce(self, client: AsyncEtcdClient, fence: Fences, *names: str) -> None:
-        """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
-        marks = self._of(client)
-        await marks.ready()
-        await marks.announce(credential(fence, names, announcing=True))
-
-    def transaction(
-        self, client: AsyncEtcdClient, fence: Fences, *names: str, still_held: bool = False
-    ) -> AsyncEtcdTransaction:
-        """Announce; then collect puts and deletes, and send them at the end of the block, behind the fence.
-
-        Without `names`, all names of the lease. `still_held`: also compare that the authority, on the same etcd, still
-        has the lease; LeaseLost if not.
-        """
-        return AsyncEtcdTransaction(self._of(client), fence, names, still_held, self._namespace)
-
-    async def compares(self, client: AsyncEtcdClient, fence: Fences, *names: str) -> EtcdCompares:
-        """Announce, and return the compares to put into a transaction of another client.
-
-        If that transaction fails, call this again: it raises StaleToken if the lease was overtaken. If it returns the
-        same compares, another compare of the transaction has failed.
-        """
-        return await self._of(client).compares(credential(fence, names, announcing=True))
+# end
 
 
 def _at(key: bytes, revision: int) -> bytes:

@@ -56,7 +56,7 @@ class _OnObjects(ClientGuard[GuardedObjects]):
         self._mode = mode
 
     def _new_runtime(self) -> Runtime:
-        return BlockingRuntime()
+        raise NotImplementedError
 
     def _made(self, client: Any) -> GuardedObjects:
         runtime, bucket, below = self._new_runtime(), self._bucket, self._below
@@ -77,81 +77,17 @@ class _OnObjects(ClientGuard[GuardedObjects]):
         return GuardedObjects(marks, here, runtime)
 
 
-class ObjectGuard(_OnObjects):
+class AsyncObjectGuard(_OnObjects):
     """Objects below a prefix of a bucket. The lease of an object has the object's name.
 
-        s3, guard = boto3.client("s3"), ObjectGuard("shop", prefix="guarded/")
-        with client.hold("reports/daily.csv") as lease:
-            with guard.change(s3, lease, "reports/daily.csv") as report:
+        guard = AsyncObjectGuard("shop", prefix="guarded/")
+        async with client.hold("reports/daily.csv") as lease:
+            async with guard.change(s3, lease, "reports/daily.csv") as report:
                 report.body = (report.body or b"") + b"2,12\\n"
 
-    The client is one of boto3, for a guard with the name of the bucket, or a store of obstore, for one without. A write
-    by a stale holder raises StaleToken, and the object stays as it is. Every method blocks; threads may share a guard.
-    """
-
-    @contextlib.contextmanager
-    def change(self, client: Any, fence: Fences, name: str) -> Iterator[ObjectChange]:
-        """Announce and read an object; what the block assigns to `body` is written at its end, None deletes it.
-
-        Conflict: somebody else has written since it was read, in a mode that lets stale writers through, or under the
-        same lease.
-        """
-        change = step(self._of(client).begin(_announcing(fence, name), name))
-        yield change
-        if change.assigned:
-            step(self._of(client).commit(credential(fence, (name,)), change))
-
-    def read(self, client: Any, fence: Fences, name: str) -> bytes | None:
-        """Announce, then read the whole object. None if there is none."""
-        return step(self._of(client).begin(_announcing(fence, name), name)).body
-
-    def peek(self, client: Any, name: str) -> bytes | None:
-        """Read the whole object without a lease. None if there is none."""
-        return step(self._of(client).peek(name))
-
-    def announce(self, client: Any, fence: Fences, *names: str) -> None:
-        """Raise the marks of objects, before anything is read: an older holder's write is refused from now on.
-
-        Without names these are the objects of all names of the lease.
-        """
-        for name in names or names_of(fence):
-            step(self._of(client).announce(_announcing(fence, name), name))
-
-    def write(self, client: Any, fence: Fences | None, name: str, body: bytes) -> None:
-        """Replace or create an object."""
-        step(self._of(client).write(_carried(fence, name), name, body))
-
-    def delete(self, client: Any, fence: Fences | None, name: str) -> None:
-        """Delete an object. A small one stays in its place, with the mark, so that older holders are still refused."""
-        step(self._of(client).write(_carried(fence, name), name, None))
-
-    def upload(self, client: Any, fence: Fences, name: str, file: BinaryIO) -> None:
-        """Replace or create an object by the contents of a file, of any size, in parts.
-
-        It announces first, so that a stale holder uploads nothing.
-        """
-        step(self._of(client).announce(_announcing(fence, name), name))
-        step(self._of(client).upload(credential(fence, (name,)), name, file))
-
-    def download(self, client: Any, fence: Fences, name: str, file: BinaryIO) -> None:
-        """Announce, then write the object to a file, in parts. KeyError: there is no such object."""
-
-        async def parts() -> None:
-            async for part in self._of(client).download(_announcing(fence, name), name):
-                file.write(part)
-
-        step(parts())
-
-    def sweep(self, client: Any) -> int:
-        """Delete what overtaken holders have uploaded and never completed; returns how many objects and uploads."""
-        return step(self._of(client).sweep())
-
-
-class AsyncObjectGuard(_OnObjects):
-    """Objects below a prefix of a bucket, for asyncio. The lease of an object has the object's name.
-
-    The client is one of aiobotocore, aioboto3 or boto3, for a guard with the name of the bucket, or a store of obstore,
-    for one without. Calls of boto3 and obstore run in threads.
+    A guard with the name of a bucket works on a client of boto3, under asyncio also on one of aiobotocore or aioboto3.
+    A guard without it works on a store of obstore. Under asyncio calls of boto3 and obstore run in threads. A write by
+    a stale holder raises StaleToken, and the object stays as it is. Tasks may share a guard.
     """
 
     def _new_runtime(self) -> Runtime:
@@ -203,12 +139,86 @@ class AsyncObjectGuard(_OnObjects):
 
     async def download(self, client: Any, fence: Fences, name: str, file: BinaryIO) -> None:
         """Announce, then write the object to a file, in parts. KeyError: there is no such object."""
-        async for part in self._of(client).download(_announcing(fence, name), name):
-            await self._of(client).runtime.call(file.write, part)
+        await self._of(client).download(_announcing(fence, name), name, file)
 
     async def sweep(self, client: Any) -> int:
         """Delete what overtaken holders have uploaded and never completed; returns how many objects and uploads."""
         return await self._of(client).sweep()
+
+
+# generated: the blocking twins of the asyncio classes above, by `python -m release.twins`
+
+
+class ObjectGuard(_OnObjects):
+    """Objects below a prefix of a bucket. The lease of an object has the object's name.
+
+        guard = ObjectGuard("shop", prefix="guarded/")
+        with client.hold("reports/daily.csv") as lease:
+            with guard.change(s3, lease, "reports/daily.csv") as report:
+                report.body = (report.body or b"") + b"2,12\\n"
+
+    A guard with the name of a bucket works on a client of boto3, under asyncio also on one of aiobotocore or aioboto3.
+    A guard without it works on a store of obstore. Under asyncio calls of boto3 and obstore run in threads. A write by
+    a stale holder raises StaleToken, and the object stays as it is. Threads may share a guard.
+    """
+
+    def _new_runtime(self) -> Runtime:
+        return BlockingRuntime()
+
+    @contextlib.contextmanager
+    def change(self, client: Any, fence: Fences, name: str) -> Iterator[ObjectChange]:
+        """Announce and read an object; what the block assigns to `body` is written at its end, None deletes it.
+
+        Conflict: somebody else has written since it was read, in a mode that lets stale writers through, or under the
+        same lease.
+        """
+        change = step(self._of(client).begin(_announcing(fence, name), name))
+        yield change
+        if change.assigned:
+            step(self._of(client).commit(credential(fence, (name,)), change))
+
+    def read(self, client: Any, fence: Fences, name: str) -> bytes | None:
+        """Announce, then read the whole object. None if there is none."""
+        return step(self._of(client).begin(_announcing(fence, name), name)).body
+
+    def peek(self, client: Any, name: str) -> bytes | None:
+        """Read the whole object without a lease. None if there is none."""
+        return step(self._of(client).peek(name))
+
+    def announce(self, client: Any, fence: Fences, *names: str) -> None:
+        """Raise the marks of objects, before anything is read: an older holder's write is refused from now on.
+
+        Without names these are the objects of all names of the lease.
+        """
+        for name in names or names_of(fence):
+            step(self._of(client).announce(_announcing(fence, name), name))
+
+    def write(self, client: Any, fence: Fences | None, name: str, body: bytes) -> None:
+        """Replace or create an object."""
+        step(self._of(client).write(_carried(fence, name), name, body))
+
+    def delete(self, client: Any, fence: Fences | None, name: str) -> None:
+        """Delete an object. A small one stays in its place, with the mark, so that older holders are still refused."""
+        step(self._of(client).write(_carried(fence, name), name, None))
+
+    def upload(self, client: Any, fence: Fences, name: str, file: BinaryIO) -> None:
+        """Replace or create an object by the contents of a file, of any size, in parts.
+
+        It announces first, so that a stale holder uploads nothing.
+        """
+        step(self._of(client).announce(_announcing(fence, name), name))
+        step(self._of(client).upload(credential(fence, (name,)), name, file))
+
+    def download(self, client: Any, fence: Fences, name: str, file: BinaryIO) -> None:
+        """Announce, then write the object to a file, in parts. KeyError: there is no such object."""
+        step(self._of(client).download(_announcing(fence, name), name, file))
+
+    def sweep(self, client: Any) -> int:
+        """Delete what overtaken holders have uploaded and never completed; returns how many objects and uploads."""
+        return step(self._of(client).sweep())
+
+
+# end
 
 
 def _announcing(fence: Fences, name: str) -> Credential:

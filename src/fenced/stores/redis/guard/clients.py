@@ -11,6 +11,8 @@ import contextlib
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from inspect import isawaitable
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import redis
@@ -25,6 +27,7 @@ from fenced.stores.redis.guard.scripts import GuardScript
 from fenced.stores.redis.wire import refusals
 from fenced.stores.redis.wire.resp import ErrorReply, command
 from fenced.stores.redis.wire.routes import REDIRECTS_MAX, redirection
+from fenced.values.contracts import Colour
 
 RedisClient = redis.Redis | redis.cluster.RedisCluster
 AsyncRedisClient = redis.asyncio.Redis | redis.asyncio.cluster.RedisCluster
@@ -55,8 +58,8 @@ def error_reply(error: Exception) -> ErrorReply | None:
     return ErrorReply(str(error)) if isinstance(error, exceptions.ResponseError) else None
 
 
-class _ClientChannel:
-    """What both kinds of clients share.
+class ClientChannel:
+    """A client of redis-py. What a blocking one does is done when its method returns, and so nothing here suspends.
 
     A guard keeps a channel for each client as long as the client exists, so the channel must not keep it: every
     operation does.
@@ -64,8 +67,9 @@ class _ClientChannel:
 
     doubts: tuple[str, ...] = ()
 
-    def __init__(self, client: AnyClient, in_cluster: bool) -> None:
+    def __init__(self, client: AnyClient, colour: Colour, in_cluster: bool) -> None:
         self._client = weakref.ref(client)
+        self.colour = colour
         self.in_cluster = in_cluster
 
     @property
@@ -118,96 +122,9 @@ class _ClientChannel:
             return known
         return exceptions.ResponseError(str(error))
 
-
-_LOST = (exceptions.ConnectionError, exceptions.TimeoutError)
-
-
-class ClientChannel(_ClientChannel):
-    """A blocking client. The methods never suspend."""
-
-    async def ask(self, questions: Sequence[tuple[Word, ...]], key: bytes) -> list[Any]:
-        return [self._reply(words, key) for words in questions]
-
-    async def run(
-        self,
-        script: GuardScript,
-        keys: Sequence[str | bytes],
-        arguments: Sequence[Word],
-        *,
-        again: bool,
-        confirm: bool = False,
-    ) -> Any:
-        tail = (len(keys), *keys, *arguments)
-        reply = self._reply((*script.words, *tail), keys[0], confirm)
-        if type(reply) is ErrorReply and reply.code == "NOSCRIPT":
-            reply = self._reply(("EVAL", script.source, *tail), keys[0], confirm)
-        return reply
-
-    async def keys(self, commands: Sequence[tuple[Word, ...]]) -> list[bytes]:
-        """The keys of the commands, as the client encodes them."""
-        cluster = self.client
-        node, encode = cluster.get_redis_connection(cluster.get_default_node()), cluster.get_encoder().encode
-        found: list[bytes] = []
-        for words in commands:
-            with _no_keys(words):
-                found += map(encode, cluster.commands_parser.get_keys(node, *words) or _none(words))
-        return list(dict.fromkeys(found))
-
-    def _reply(self, words: tuple[Word, ...], key: str | bytes, confirm: bool = False) -> Any:
-        client = self.client
-        if not self.in_cluster:
-            return self._sent(client, words, confirm)
-        asked = None
-        for _ in range(REDIRECTS_MAX):
-            try:
-                node = asked or client.get_node_from_key(key)
-                reply = self._sent(client.get_redis_connection(node), words, confirm, asked is not None)
-                redirected = redirection(reply, (node.host, node.port))
-                if redirected is None:
-                    break
-                # The node did nothing. The client follows MOVED with another command, and remembers it.
-                asked = client.get_node(*redirected[0]) if redirected[1] else None
-                if asked is None:
-                    client.exists(key)
-            except _LOST as error:
-                raise self.unreachable(error) from error
-        return reply
-
-    def _sent(self, client: Any, words: tuple[Word, ...], confirm: bool, asking: bool = False) -> Any:
-        pool = client.connection_pool
-        try:
-            connection = pool.get_connection()
-        except _LOST as error:
-            raise self.unreachable(error) from error
-        try:
-            return self._exchanged(connection, words, confirm, asking)
-        finally:
-            pool.release(connection)
-
-    def _exchanged(self, connection: Any, words: tuple[Word, ...], confirm: bool, asking: bool) -> Any:
-        try:
-            connection.send_packed_command(_packed(connection, words, confirm, asking))
-            if asking:
-                connection.read_response()
-            if not confirm:
-                return connection.read_response()
-            reply, confirmations = self._read(connection), self._read(connection)
-        except exceptions.RedisError as error:
-            return self.replied(error)
-        except BaseException:
-            connection.disconnect()  # a reply may still come
-            raise
-        return self.confirmed(reply, confirmations)
-
-    def _read(self, connection: Any) -> Any:
-        try:
-            return connection.read_response()
-        except exceptions.RedisError as error:
-            return self.replied(error)
-
-
-class AsyncClientChannel(_ClientChannel):
-    """An asyncio client."""
+    async def _done(self, result: Any) -> Any:
+        """What a method of the client has returned, or what it will return."""
+        return await result if self.colour == "asyncio" and isawaitable(result) else result
 
     async def ask(self, questions: Sequence[tuple[Word, ...]], key: bytes) -> list[Any]:
         return [await self._reply(words, key) for words in questions]
@@ -230,71 +147,82 @@ class AsyncClientChannel(_ClientChannel):
     async def keys(self, commands: Sequence[tuple[Word, ...]]) -> list[bytes]:
         """The keys of the commands, as the client encodes them."""
         cluster = self.client
-        await cluster.initialize()
+        by: tuple[Any, ...] = ()
+        if self.colour == "asyncio":
+            await cluster.initialize()
+        else:  # its parser may ask a node
+            by = (cluster.get_redis_connection(cluster.get_default_node()),)
         encode = cluster.get_encoder().encode
         found: list[bytes] = []
         for words in commands:
             with _no_keys(words):
-                found += map(encode, await cluster.commands_parser.get_keys(*words) or _none(words))
+                named = await self._done(cluster.commands_parser.get_keys(*by, *words))
+                found += map(encode, named or _none(words))
         return list(dict.fromkeys(found))
 
     async def _reply(self, words: tuple[Word, ...], key: str | bytes, confirm: bool = False) -> Any:
-        if self.in_cluster:
-            return await self._routed(words, key, confirm)
-        pool = self.client.connection_pool
-        try:
-            connection = await pool.get_connection()
-        except _LOST as error:
-            raise self.unreachable(error) from error
-        try:
-            return await self._exchanged(connection, words, confirm)
-        finally:
-            await pool.release(connection)
-
-    async def _routed(self, words: tuple[Word, ...], key: str | bytes, confirm: bool) -> Any:
         client, asked = self.client, None
+        if not self.in_cluster:
+            return await self._sent(client.connection_pool, words, confirm)
         for _ in range(REDIRECTS_MAX):
             try:
-                await client.initialize()
+                if self.colour == "asyncio":
+                    await client.initialize()
                 node = asked or client.get_node_from_key(key)
-                connection = node.acquire_connection()
-                try:
-                    reply = await self._exchanged(connection, words, confirm, asked is not None)
-                finally:
-                    node.release(connection)
+                reply = await self._sent(self._pool_of(node), words, confirm, asked is not None)
                 redirected = redirection(reply, (node.host, node.port))
                 if redirected is None:
                     break
                 # The node did nothing. The client follows MOVED with another command, and remembers it.
                 asked = client.get_node(*redirected[0]) if redirected[1] else None
                 if asked is None:
-                    await client.exists(key)
+                    await self._done(client.exists(key))
             except _LOST as error:
                 raise self.unreachable(error) from error
         return reply
 
-    async def _exchanged(
-        self, connection: Any, words: tuple[Word, ...], confirm: bool, asking: bool = False
-    ) -> Any:
+    def _pool_of(self, node: Any) -> Any:
+        """Whence the connections to a node of the cluster come."""
+        if self.colour == "asyncio":
+            return SimpleNamespace(get_connection=node.acquire_connection, release=node.release)
+        return self.client.get_redis_connection(node).connection_pool
+
+    async def _sent(self, pool: Any, words: tuple[Word, ...], confirm: bool, asking: bool = False) -> Any:
         try:
-            await connection.send_packed_command(_packed(connection, words, confirm, asking))
+            connection = await self._done(pool.get_connection())
+        except _LOST as error:
+            raise self.unreachable(error) from error
+        try:
+            return await self._exchanged(connection, words, confirm, asking)
+        finally:
+            await self._done(pool.release(connection))
+
+    async def _exchanged(self, connection: Any, words: tuple[Word, ...], confirm: bool, asking: bool) -> Any:
+        try:
+            await self._done(connection.send_packed_command(_packed(connection, words, confirm, asking)))
             if asking:
-                await connection.read_response()
+                await self._done(connection.read_response())
             if not confirm:
-                return await connection.read_response()
+                return await self._done(connection.read_response())
             reply, confirmations = await self._read(connection), await self._read(connection)
         except exceptions.RedisError as error:
             return self.replied(error)
-        except BaseException:
-            await connection.disconnect(nowait=True)  # cancelled, perhaps: a reply may still come
+        except (
+            BaseException
+        ):  # interrupted or cancelled: a reply may still come, which would be taken for the next
+            await self._done(connection.disconnect(**_AT_ONCE[self.colour]))
             raise
         return self.confirmed(reply, confirmations)
 
     async def _read(self, connection: Any) -> Any:
         try:
-            return await connection.read_response()
+            return await self._done(connection.read_response())
         except exceptions.RedisError as error:
             return self.replied(error)
+
+
+_LOST = (exceptions.ConnectionError, exceptions.TimeoutError)
+_AT_ONCE: dict[Colour, dict[str, bool]] = {"blocking": {}, "asyncio": {"nowait": True}}
 
 
 @contextlib.contextmanager
@@ -311,25 +239,25 @@ def _none(words: tuple[Word, ...]) -> NoReturn:
     raise Unsupported(f"{shown(words[0])} names no key, so no node of a cluster can be told to run it")
 
 
-def channel_of(client: Any) -> ClientChannel | AsyncClientChannel:
+def channel_of(client: Any) -> ClientChannel:
     """The channel of a client of redis-py; Misuse if it is none."""
-    kind, in_cluster = _kind_of(type(client))  # type: ignore[arg-type]
+    kind = _kind_of(type(client))  # type: ignore[arg-type]
     if kind is None:
         raise Misuse(f"give the guard a redis.Redis or a redis.asyncio.Redis, not {shown(client)}")
-    return kind(client, in_cluster)
+    return ClientChannel(client, *kind)
 
 
 @lru_cache(maxsize=64)
-def _kind_of(client: type) -> tuple[type[ClientChannel] | type[AsyncClientChannel] | None, bool]:
-    """Cached, because redis-py's classes are protocols, of which Python takes long to find out."""
+def _kind_of(client: type) -> tuple[Colour, bool] | None:
+    """Its colour, and whether it is a cluster's. Cached: redis-py's classes are protocols, slow to compare with."""
     pipelines = redis.client.Pipeline | redis.asyncio.client.Pipeline | redis.cluster.ClusterPipeline
     if issubclass(client, pipelines):
-        return None, False
+        return None
     if issubclass(client, RedisClient):
-        return ClientChannel, issubclass(client, redis.cluster.RedisCluster)
+        return "blocking", issubclass(client, redis.cluster.RedisCluster)
     if issubclass(client, AsyncRedisClient):
-        return AsyncClientChannel, issubclass(client, redis.asyncio.cluster.RedisCluster)
-    return None, False
+        return "asyncio", issubclass(client, redis.asyncio.cluster.RedisCluster)
+    return None
 
 
 def _packed(connection: Any, words: tuple[Word, ...], confirm: bool, asking: bool) -> list[bytes]:
