@@ -146,7 +146,7 @@ def test_a_wait_without_a_limit_is_told_after_a_minute(
     waits = lease_engine(MemoryAuthority(store, runtime), runtime, emit=observe)
     thread = threading.Thread(target=lambda: step(waits.acquire(LeaseRequest(("orders/42",), 600.0))))
     thread.start()
-    while not store.observe("orders/42").waiters:
+    while not step(MemoryAuthority(store, runtime).observe("orders/42")).waiters:
         threading.Event().wait(0.001)
     assert told.wait(60.0)
     (event,) = [each for each in seen if isinstance(each, events.StillWaiting)]

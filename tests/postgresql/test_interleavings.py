@@ -40,6 +40,7 @@ from fenced_testkit.interleaving import (
     sql,
 )
 from fenced_testkit.servers import PostgresqlServer
+from fenced_testkit.stepped import Stepped
 from tests.postgresql.planted_sql import BUGS, Bug, clocked, function
 
 pytestmark = pytest.mark.xdist_group("interleavings")
@@ -58,7 +59,7 @@ class Call:
     label: str
     query: str
     parameters: tuple[str, ...]
-    model: Callable[[MemoryStore], object]
+    model: Callable[[Stepped], object]
     attempt: str = ""
     names: tuple[str, ...] = ()
     ttl: float = TTL
@@ -431,7 +432,7 @@ class Judge:
             if isinstance(move, ScriptStep):
                 now += move.about
             else:
-                said.append((move, move.model(model), now))
+                said.append((move, move.model(Stepped.over(model)), now))
         return model, said
 
     def _is_explained(self) -> None:
@@ -460,7 +461,7 @@ class Judge:
         tokens = []
         for done, clock in zip(order, clocks, strict=True):
             model.clock = partial(float, clock)
-            answer = done.call.model(model)
+            answer = done.call.model(Stepped.over(model))
             if plain(answer) != plain(done.answer):
                 return False
             if (number := token_of(done.call, answer)) is not None:
@@ -468,7 +469,7 @@ class Judge:
         model.clock = lambda: self.ticks[-1][1]
         ranks = [sorted(column) for column in zip(*tokens, strict=True)]
         same = not tokens or all(ranks[0].index(m) == ranks[1].index(r) for m, r in tokens)
-        return same and [plain(view) for view in model.survey("", 100)] == picture
+        return same and [plain(view) for view in Stepped.over(model).survey(limit=100)] == picture
 
 
 STANDING = """

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fenced.errors import FencedError
+from fenced.runtime.blocking import BlockingRuntime
 from fenced.stores.memory.authority import MemoryStore
-from fenced.stores.sqlite.authority.store import Store
+from fenced.stores.sqlite.authority.authority import SqliteAuthority
 from fenced.values.model import Ask, Busy, Granted, Holder, Kept, NameView, Waiting
+from fenced_testkit.stepped import Stepped
 
 NAMES = ["a", "b", "c"]
 SECRETS = [f"{i:032x}" for i in range(6)]
@@ -46,12 +48,15 @@ class AgainstTheModel(RuleBasedStateMachine):
         super().__init__()
         self._folder = tempfile.TemporaryDirectory()
         self.now_ns = 10**12
-        self.store = Store(Path(self._folder.name) / "leases.db", "default", lambda: self.now_ns)
-        self.model = MemoryStore(lambda: self.now_ns / 1e9)
+        path = Path(self._folder.name) / "leases.db"
+        self.store = Stepped(SqliteAuthority(path, BlockingRuntime(), clock=lambda: self.now_ns))
+        self.model = Stepped.over(MemoryStore(lambda: self.now_ns / 1e9))
+        self.opened = False
 
     @initialize()
     def open(self) -> None:
         self.store.open()
+        self.opened = True
 
     def teardown(self) -> None:
         self.store.close()
@@ -75,7 +80,7 @@ class AgainstTheModel(RuleBasedStateMachine):
     )
     def ask(self, secret: str, names: set[str], ttl: float, wait: bool, delay: float) -> None:
         ask = Ask(secret, tuple(sorted(names)), ttl, HOLDER, wait, delay)
-        self.both(lambda: plain(self.store.ask(ask, "")), lambda: plain(self.model.ask(ask)))
+        self.both(lambda: plain(self.store.ask(ask)), lambda: plain(self.model.ask(ask)))
 
     @rule(secrets=st.lists(st.sampled_from(SECRETS), max_size=6, unique=True))
     def renew(self, secrets: list[str]) -> None:
@@ -86,18 +91,20 @@ class AgainstTheModel(RuleBasedStateMachine):
 
     @rule(secret=st.sampled_from(SECRETS), keep=st.sampled_from([0.0, 0.0, 2.0]))
     def release(self, secret: str, keep: float) -> None:
-        self.both(lambda: self.store.release(secret, keep=keep)[0], lambda: self.model.release(secret, keep))
+        self.both(
+            lambda: self.store.release(secret, keep=keep), lambda: self.model.release(secret, keep=keep)
+        )
 
     @rule(secret=st.sampled_from(SECRETS))
     def withdraw(self, secret: str) -> None:
-        self.both(lambda: self.store.withdraw(secret)[0], lambda: self.model.withdraw(secret))
+        self.both(lambda: self.store.withdraw(secret), lambda: self.model.withdraw(secret))
 
     @rule(name=st.sampled_from(NAMES), behind=st.sampled_from([0, 0, 1]))
     def force_release(self, name: str, behind: int) -> None:
         held_by = self.model.observe(name).held_by
         token = held_by.token - behind if held_by is not None else 1
         self.both(
-            lambda: self.store.force_release(name, token)[0], lambda: self.model.force_release(name, token)
+            lambda: self.store.force_release(name, token), lambda: self.model.force_release(name, token)
         )
 
     @rule(above=st.integers(0, 40))
@@ -112,10 +119,10 @@ class AgainstTheModel(RuleBasedStateMachine):
 
     @invariant()
     def the_same_picture(self) -> None:
-        if self.store._namespace:
+        if self.opened:
             self.both(
-                lambda: [plain(view) for view in self.store.survey("", 100)],
-                lambda: [plain(view) for view in self.model.survey("", 100)],
+                lambda: [plain(view) for view in self.store.survey(limit=100)],
+                lambda: [plain(view) for view in self.model.survey(limit=100)],
             )
 
 

@@ -28,6 +28,7 @@ from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
 from fenced.values.contracts import Authority
 from fenced.values.model import Ask, Busy, Granted, HeldBy, Holder, Kept, Waiting
 from fenced_testkit.servers import EtcdServer, RedisServer
+from fenced_testkit.stepped import Stepped
 from tests.conformance.authorities.test_postgresql import LATER
 from tests.conformance.authorities.test_redis import PASS_TIME
 from tests.etcd.aging import Time
@@ -57,7 +58,7 @@ class AgainstTheModel(RuleBasedStateMachine):
         self.runtime = Shifted(BlockingRuntime())
         self.real = self.open()
         step(self.real.open())
-        self.model = self.oracle(lambda: time.time() + self.ahead)
+        self.model = Stepped.over(self.oracle(lambda: time.time() + self.ahead))
         self.tokens = {0: 0}
         # Attempts are remembered under their secrets, in all namespaces: each story has its own.
         self.secret = {name: secrets.token_hex(16) for name in SECRETS}
@@ -125,7 +126,7 @@ class AgainstTheModel(RuleBasedStateMachine):
     @rule(who=st.sampled_from(SECRETS), keep=st.sampled_from([0.0, 0.0, 20.0]))
     def release(self, who: str, keep: float) -> None:
         secret = self.secret[who]
-        self.both(self.real.release(secret, keep=keep), lambda: self.model.release(secret, keep))
+        self.both(self.real.release(secret, keep=keep), lambda: self.model.release(secret, keep=keep))
 
     @rule(who=st.sampled_from(SECRETS))
     def withdraw(self, who: str) -> None:
@@ -155,7 +156,7 @@ class AgainstTheModel(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
-        real, model = step(self.real.survey()), self.model.survey("", 100)
+        real, model = step(self.real.survey()), self.model.survey(limit=100)
         assert [(v.name, len(v.waiters)) for v in real] == [(v.name, len(v.waiters)) for v in model]
         assert all(self.same_holder(a.held_by, b.held_by) for a, b in zip(real, model, strict=True))
 

@@ -14,6 +14,7 @@ from fenced.service.access import EVERYBODY
 from fenced.service.api import Api
 from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.values.model import Ask, Ended, Granted, Holder, Renewal
+from fenced_testkit.stepped import Stepped
 from tests.service.inside import Written
 
 PATIENCE = 100.0
@@ -60,7 +61,9 @@ class Watched:
 
     def hold(self, names: list[str]) -> None:
         for number, name in enumerate(names):
-            self.store.ask(Ask(f"{number:032x}", (name,), 600.0, Holder("id", "worker", "web-1", number)))
+            Stepped.over(self.store).ask(
+                Ask(f"{number:032x}", (name,), 600.0, Holder("id", "worker", "web-1", number))
+            )
 
     def _write(self, message: bytes) -> None:
         kind, data, *_ = message.decode().split("\n")
@@ -97,7 +100,7 @@ async def test_many_names_come_in_pieces() -> None:
     assert names == NAMES, "the state is complete when it arrives"
     assert len(set(turns)) == len(turns)
     times[0] = 60.0
-    watched.store.renew([f"{number:032x}" for number in range(len(NAMES))])
+    Stepped.over(watched.store).renew([f"{number:032x}" for number in range(len(NAMES))])
     watched.surveyed.clear()
     turns.clear()
     seen: list[str] = []

@@ -6,20 +6,39 @@ import secrets
 import sqlite3
 from pathlib import Path
 
+from fenced.leases.rowauthority import Kind
 from fenced.runtime import clocks
+from fenced.stores.sqlite.authority.connecting import Deadline
 from fenced.stores.sqlite.authority.store import Store
-from fenced.values.model import Ask, Granted, Holder
+from fenced.values.model import Ask, AskAnswer, Granted, Holder, ReleaseAnswer, RenewAnswer, grant_id
 
 HOLDER = Holder("0" * 32, "label", "host", 1)
 
 
-def opened(path: Path) -> Store:
-    store = Store(path, "default", clocks.now_ns)
+class OneStore(Store):
+    """A store whose operations are called in plain code."""
+
+    def ask(self, ask: Ask, wake: str = "") -> AskAnswer:
+        return self.transact(lambda algorithm: (algorithm.ask(ask, wake), ()), Kind.MINTS)[0]
+
+    def renew(self, secrets: list[str], deadline: Deadline | None = None) -> list[RenewAnswer]:
+        publics = [grant_id(secret) for secret in secrets]
+        return self.transact(lambda algorithm: (algorithm.renew(publics), ()), Kind.RENEWS, deadline)[0]
+
+    def release(self, secret: str) -> ReleaseAnswer:
+        return self.transact(lambda algorithm: algorithm.release(secret), Kind.ENDS)[0]
+
+    def raise_floor(self, above: int) -> int:
+        return self.transact(lambda algorithm: (algorithm.raise_floor(above), ()), Kind.MINTS)[0]
+
+
+def opened(path: Path) -> OneStore:
+    store = OneStore(path, "default", clocks.now_ns)
     store.open()
     return store
 
 
-def tokens_of(store: Store, count: int) -> list[int]:
+def tokens_of(store: OneStore, count: int) -> list[int]:
     """So many grants, each released again."""
     tokens = []
     for _ in range(count):

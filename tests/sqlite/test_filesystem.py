@@ -17,9 +17,9 @@ from fenced.runtime import clocks, machine
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.sqlite.authority.authority import SqliteAuthority
 from fenced.stores.sqlite.authority.connecting import Deadline
-from fenced.stores.sqlite.authority.store import Store
 from fenced.testing.kit import asking, granted
 from fenced.values.model import Ask, Ended, Granted, Holder, Kept
+from tests.sqlite.lease_files import OneStore
 
 HOLDER = Holder("0" * 32, "label", "host", 1)
 
@@ -29,8 +29,8 @@ def ask(number: int, name: str = "orders") -> Ask:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(tmp_path / "leases.db", "default", clocks.now_ns)
+def store(tmp_path: Path) -> Iterator[OneStore]:
+    opened = OneStore(tmp_path / "leases.db", "default", clocks.now_ns)
     opened.open()
     yield opened
     opened.close()
@@ -61,11 +61,11 @@ def test_a_bind_mounted_file_is_refused(tmp_path: Path) -> None:
     assert "itself a mount point" in result.stderr
 
 
-def test_a_hard_linked_file_is_refused(store: Store, tmp_path: Path) -> None:
+def test_a_hard_linked_file_is_refused(store: OneStore, tmp_path: Path) -> None:
     os.link(store.path, tmp_path / "twin.db")
     for name in ("leases.db", "twin.db"):
         with pytest.raises(Misconfigured, match="hard links"):
-            Store(tmp_path / name, "default", clocks.now_ns).open()
+            OneStore(tmp_path / name, "default", clocks.now_ns).open()
 
 
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     listed.write_text(f"1 0 8:1 / / rw - ext4 x rw\n2 1 0:9 / {tmp_path} rw - nfs4 server:/x rw\n")
     monkeypatch.setattr(machine, "_MOUNTS", listed)
     with pytest.raises(Misconfigured, match="network file system"):
-        Store(tmp_path / "leases.db", "default", clocks.now_ns).open()
+        OneStore(tmp_path / "leases.db", "default", clocks.now_ns).open()
     assert not (tmp_path / "leases.db").exists()
 
 
@@ -105,10 +105,10 @@ def test_of_stacked_mounts_the_upper_one_counts(tmp_path: Path, monkeypatch: pyt
     listed.write_bytes(b"1 0 8:1 / /caf\xe9 rw - ext4 x rw\n" + stacked.encode())
     monkeypatch.setattr(machine, "_MOUNTS", listed)
     with pytest.raises(Misconfigured, match="nfs4"):
-        Store(tmp_path / "leases.db", "default", clocks.now_ns).open()
+        OneStore(tmp_path / "leases.db", "default", clocks.now_ns).open()
 
 
-def test_a_link_to_the_file_is_the_file(store: Store, tmp_path: Path) -> None:
+def test_a_link_to_the_file_is_the_file(store: OneStore, tmp_path: Path) -> None:
     os.symlink(store.path, tmp_path / "link.db")
     client = fenced.Client(f"sqlite:///{tmp_path}/link.db")
     assert client.url == f"sqlite:///{store.path}"
@@ -139,7 +139,7 @@ def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
     connection.close()
     before = path.read_bytes()
     with pytest.raises(Misconfigured, match="another program"):
-        Store(path, "default", clocks.now_ns).open()
+        OneStore(path, "default", clocks.now_ns).open()
     assert path.read_bytes() == before
 
 
@@ -147,18 +147,18 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "leases.db"
     path.write_bytes(b"this is not a database, it is a letter to one" * 100)
     with pytest.raises(Misconfigured, match="damaged or not a database"):
-        Store(path, "default", clocks.now_ns).open()
+        OneStore(path, "default", clocks.now_ns).open()
 
 
-def test_a_newer_schema_is_refused(store: Store) -> None:
+def test_a_newer_schema_is_refused(store: OneStore) -> None:
     with sqlite3.connect(store.path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(Misconfigured, match="install a later fenced"):
-        Store(store.path, "default", clocks.now_ns).open()
+        OneStore(store.path, "default", clocks.now_ns).open()
 
 
-def test_a_replaced_file_is_noticed(store: Store) -> None:
+def test_a_replaced_file_is_noticed(store: OneStore) -> None:
     """A process that kept the old file open would mint tokens into a file that nobody else sees."""
     assert isinstance(store.ask(ask(1), ""), Granted)
     os.rename(store.path, store.path.with_name("moved.db"))
@@ -169,7 +169,7 @@ def test_a_replaced_file_is_noticed(store: Store) -> None:
     assert not store.path.exists(), "nor is an empty one made in its place"
 
 
-def test_a_locked_file_is_unavailable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_file_is_unavailable(store: OneStore, monkeypatch: pytest.MonkeyPatch) -> None:
     blocker = sqlite3.connect(store.path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     with pytest.raises(Unavailable, match="locked"):
@@ -179,7 +179,7 @@ def test_a_locked_file_is_unavailable(store: Store, monkeypatch: pytest.MonkeyPa
     assert isinstance(store.ask(ask(1), ""), Granted)
 
 
-def renew_behind_a_lock(store: Store) -> object:
+def renew_behind_a_lock(store: OneStore) -> object:
     """The answer to a renewal that left in time and then waited for the lock until the lease was over."""
     lease = Ask(f"{7:032x}", ("behind",), 0.3, HOLDER)
     assert isinstance(store.ask(lease, ""), Granted)
@@ -197,11 +197,11 @@ def renew_behind_a_lock(store: Store) -> object:
     return answers[0]
 
 
-def test_the_clock_is_read_after_the_lock(store: Store) -> None:
+def test_the_clock_is_read_after_the_lock(store: OneStore) -> None:
     assert renew_behind_a_lock(store) == Ended("expired")
 
 
-def test_a_clock_read_before_the_lock_would_be_noticed(store: Store) -> None:
+def test_a_clock_read_before_the_lock_would_be_noticed(store: OneStore) -> None:
     """The planted bug: the time of a request is taken when it begins, and a wait behind a lock revives."""
     clock, renew = store._clock, store.renew
 
@@ -309,7 +309,7 @@ def test_a_read_only_file_system_says_so(tmp_path: Path) -> None:
 
 
 # proves authority sqlite: reboot-frees
-def test_leases_end_with_the_boot_and_tokens_go_on(store: Store) -> None:
+def test_leases_end_with_the_boot_and_tokens_go_on(store: OneStore) -> None:
     """After a restart of the machine no holder lives, and times of the old boot mean nothing."""
     first = store.ask(ask(1), "")
     assert isinstance(first, Granted)
@@ -317,17 +317,17 @@ def test_leases_end_with_the_boot_and_tokens_go_on(store: Store) -> None:
     with sqlite3.connect(store.path) as connection:
         connection.execute("UPDATE machine SET boot = 'the boot before'")
     connection.close()
-    again = Store(store.path, "default", clocks.now_ns)
+    again = OneStore(store.path, "default", clocks.now_ns)
     again.open()
     second = again.ask(ask(2), "")
     assert isinstance(second, Granted)
     assert second.token > first.token
-    assert again.release(f"{1:032x}")[0].reason == "expired"  # type: ignore[union-attr]
+    assert again.release(f"{1:032x}").reason == "expired"  # type: ignore[union-attr]
     again.close()
 
 
 # proves authority sqlite: synced-grants
-def test_grants_are_synced(store: Store) -> None:
+def test_grants_are_synced(store: OneStore) -> None:
     """What hands out tokens writes ahead and syncs fully; `make evidence` cuts the power to show it."""
     store.ask(ask(1), "")
     connection = store.file.idle[-1].db
@@ -336,7 +336,7 @@ def test_grants_are_synced(store: Store) -> None:
 
 
 # proves authority sqlite: restore-unnoticed
-def test_a_restored_file_repeats_tokens_unless_the_floor_is_raised(store: Store, tmp_path: Path) -> None:
+def test_a_restored_file_repeats_tokens_unless_the_floor_is_raised(store: OneStore, tmp_path: Path) -> None:
     """What the trait says: nothing in the file tells a backup from the original."""
     store.ask(ask(1), "")
     with sqlite3.connect(store.path) as source, sqlite3.connect(tmp_path / "backup.db") as backup:
@@ -347,7 +347,7 @@ def test_a_restored_file_repeats_tokens_unless_the_floor_is_raised(store: Store,
     for floor, repeats in ((None, True), (3, False)):
         restored_path = tmp_path / f"restored-{floor}.db"
         restored_path.write_bytes((tmp_path / "backup.db").read_bytes())
-        restored = Store(restored_path, "default", clocks.now_ns)
+        restored = OneStore(restored_path, "default", clocks.now_ns)
         restored.open()
         if floor is not None:
             restored.raise_floor(floor)
@@ -357,7 +357,7 @@ def test_a_restored_file_repeats_tokens_unless_the_floor_is_raised(store: Store,
         restored.close()
 
 
-def test_counting_state_cannot_be_deleted_or_lowered(store: Store) -> None:
+def test_counting_state_cannot_be_deleted_or_lowered(store: OneStore) -> None:
     store.ask(ask(1), "")
     with sqlite3.connect(store.path) as connection:
         for statement in ("SET token = 0", "SET token = 'x'", "SET realm = 'other'"):
@@ -370,7 +370,7 @@ def test_counting_state_cannot_be_deleted_or_lowered(store: Store) -> None:
     connection.close()
 
 
-def test_a_disk_error_is_unknown(store: Store) -> None:
+def test_a_disk_error_is_unknown(store: OneStore) -> None:
     """An I/O error at COMMIT may or may not have reached the disk."""
     from fenced.stores.sqlite.failures import translate
 

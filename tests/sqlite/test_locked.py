@@ -22,6 +22,7 @@ import pytest
 from fenced.core.acquiring import LeaseRequest
 from fenced.core.holding import State
 from fenced.errors import FencedError, Indeterminate, Unavailable
+from fenced.leases.rowauthority import Kind
 from fenced.net.filesystem import machine_clock
 from fenced.stores.sqlite.authority import connecting
 from fenced.stores.sqlite.authority.authority import SqliteAuthority
@@ -29,7 +30,7 @@ from fenced.stores.sqlite.authority.store import Store
 from fenced.testing.kit import asking, granted, lease_engine
 from fenced.values import timing
 from fenced.values.contracts import Runtime
-from fenced.values.model import Ask, AskAnswer, Granted, Waiting
+from fenced.values.model import Granted, Waiting
 from tests.colours import play
 
 DEADLINE = 0.3
@@ -190,11 +191,11 @@ def test_a_grant_that_nobody_waits_for_any_more_is_withdrawn(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """asyncio: the disk answers a commit late. For its caller the grant is unknown; it does not stay as a ghost."""
-    answered, granting, late = threading.Event(), Store.ask, threading.Event()
+    answered, transact, late = threading.Event(), Store.transact, threading.Event()
 
-    def slow(store: Store, ask: Ask, wake: str, patience: Any = None) -> AskAnswer:
-        answer = granting(store, ask, wake, patience)
-        if ask.names == ("orders",) and not late.is_set():
+    def slow(store: Store, work: Any, kind: Kind, deadline: Any = None) -> Any:
+        answer = transact(store, work, kind, deadline)
+        if kind is Kind.MINTS and not late.is_set():
             late.set()
             answered.wait(SOON)
         return answer
@@ -202,7 +203,7 @@ def test_a_grant_that_nobody_waits_for_any_more_is_withdrawn(
     async def story(runtime: Runtime) -> None:
         client = lease_engine(authority(path, runtime), runtime, patience=timing.PATIENCE_SECONDS)
         other = await client.acquire(LeaseRequest.checked(["other"], ttl=LONG))
-        monkeypatch.setattr(Store, "ask", slow)
+        monkeypatch.setattr(Store, "transact", slow)
         began = runtime.now()
         with pytest.raises(FencedError):
             await client.acquire(LeaseRequest.checked(["orders"], ttl=LONG, wait=DEADLINE))

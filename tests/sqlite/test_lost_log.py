@@ -19,9 +19,8 @@ from fenced.errors import Misconfigured
 from fenced.runtime import clocks
 from fenced.stores.sqlite.authority.connecting import LeaseFile
 from fenced.stores.sqlite.authority.floor import Floor
-from fenced.stores.sqlite.authority.store import Store
 from fenced.stores.sqlite.failures import _never_closed
-from tests.sqlite.lease_files import checkpoint, opened, tokens_of
+from tests.sqlite.lease_files import OneStore, checkpoint, opened, tokens_of
 
 REMOVED = [("-wal",), ("-shm",), ("-wal", "-shm")]
 
@@ -29,7 +28,7 @@ OTHER = """
 import json, sys
 from pathlib import Path
 from fenced.errors import FencedError
-from tests.sqlite.lease_files import opened, tokens_of
+from tests.sqlite.lease_files import OneStore, opened, tokens_of
 try:
     store = opened(Path(sys.argv[1]))
     print(json.dumps(tokens_of(store, int(sys.argv[2]))), flush=True)
@@ -79,7 +78,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(path: Path) -> Iterator[Store]:
+def store(path: Path) -> Iterator[OneStore]:
     made = opened(path)
     yield made
     made.close()
@@ -90,7 +89,7 @@ def store(path: Path) -> Iterator[Store]:
 # proves authority sqlite: lost-log-noticed
 @pytest.mark.parametrize("removed", REMOVED, ids="".join)
 def test_a_log_removed_under_a_running_process_is_noticed(
-    store: Store, path: Path, removed: tuple[str, ...]
+    store: OneStore, path: Path, removed: tuple[str, ...]
 ) -> None:
     """The running process hands out no token any more, and saves what it knows; whoever comes counts on."""
     tokens = tokens_of(store, 5)
@@ -109,7 +108,7 @@ def test_a_log_removed_under_a_running_process_is_noticed(
 
 @pytest.mark.parametrize("removed", REMOVED[1:], ids="".join)
 def test_a_log_that_others_have_replaced_is_not_carried_over(
-    store: Store, path: Path, removed: tuple[str, ...]
+    store: OneStore, path: Path, removed: tuple[str, ...]
 ) -> None:
     """Another process was first: the old log's owner notices, and what it knows overwrites nothing."""
     tokens_of(store, 3)
@@ -135,7 +134,7 @@ OLD = """
 import sys
 from pathlib import Path
 from fenced.errors import Misconfigured
-from tests.sqlite.lease_files import checkpoint, opened, tokens_of
+from tests.sqlite.lease_files import OneStore, checkpoint, opened, tokens_of
 store = opened(Path(sys.argv[1]))
 tokens_of(store, 3)
 checkpoint(Path(sys.argv[1]))
@@ -234,7 +233,7 @@ def test_a_new_file_in_the_same_place_begins_anew(path: Path) -> None:
     path.unlink()
     store = opened(path)
     assert tokens_of(store, 2) == [1, 2]
-    other = Store(path, "other", clocks.now_ns)
+    other = OneStore(path, "other", clocks.now_ns)
     other.open()
     assert tokens_of(other, 2) == [1, 2], "and another namespace has a floor of its own"
     for each in (store, other):
@@ -242,7 +241,7 @@ def test_a_new_file_in_the_same_place_begins_anew(path: Path) -> None:
 
 
 def test_without_a_look_and_a_floor_tokens_repeat(
-    store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
+    store: OneStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The planted bug: a process that looks at its files by name only when it opens them. Real tokens fall."""
     monkeypatch.setattr(LeaseFile, "check_files", lambda *_: None)
@@ -261,7 +260,7 @@ def test_without_a_look_and_a_floor_tokens_repeat(
 # Settings.
 
 
-def test_another_journal_mode_is_noticed_by_each_new_connection(store: Store, path: Path) -> None:
+def test_another_journal_mode_is_noticed_by_each_new_connection(store: OneStore, path: Path) -> None:
     """While a connection is open SQLite lets nobody change it. How far a commit is synced is each connection's own."""
     tokens = tokens_of(store, 1)
     db = sqlite3.connect(path, timeout=0)

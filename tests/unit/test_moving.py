@@ -83,7 +83,7 @@ class Site:
 
     def lease(self, authority: int) -> Stamp:
         store, secret = self.stores[authority], self.runtime.secret()
-        answer = store.ask(Ask(secret, (secret,), 60.0, Holder("h", "h", "h", 1)))
+        answer = step(self.authorities[authority].ask(Ask(secret, (secret,), 60.0, Holder("h", "h", "h", 1))))
         assert isinstance(answer, Granted)
         return Stamp(store.realm, ("orders",), answer.token, None, grant_id(secret))
 

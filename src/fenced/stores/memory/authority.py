@@ -13,20 +13,12 @@ from urllib.parse import urlsplit
 from fenced.errors import FencedError, Misuse, Unavailable, shown
 from fenced.leases.dictionaries import MemoryRows
 from fenced.leases.local_wakeups import LocalWakeups
+from fenced.leases.rowauthority import Kind, RowAuthority, Work
 from fenced.leases.rows import NS, AttemptRow, LeaseAlgorithm
 from fenced.leases.rules import NAMESPACE_ORDER
 from fenced.runtime import clocks
 from fenced.values.contracts import Runtime, Trait
-from fenced.values.model import (
-    Ask,
-    AskAnswer,
-    NameView,
-    ReleaseAnswer,
-    RenewAnswer,
-    Standing,
-    check_name,
-    grant_id,
-)
+from fenced.values.model import Standing
 
 T = TypeVar("T")
 
@@ -49,7 +41,15 @@ class MemoryStore:
         self._refusal = ""
         """Why nothing is done any more."""
 
-    def _do(self, work: Callable[[LeaseAlgorithm], T]) -> T:
+    def transact(self, work: Work[T]) -> T:
+        """Wakes without the lock: a listener may call the store. Wake-ups are hints: their order does not matter."""
+        answer, heads = self._locked(work)
+        for head in heads:
+            for listener in list(self.listeners):
+                listener(head.id)
+        return answer
+
+    def _locked(self, work: Work[T]) -> tuple[T, Sequence[AttemptRow]]:
         with self._lock:
             if self._refusal:
                 raise Unavailable(self._refusal)
@@ -63,42 +63,6 @@ class MemoryStore:
                 why = f"nothing is granted since a change was interrupted ({error!r}): restart the process"
                 self._refusal = f"memory: {why}"
                 raise
-
-    def _notifying(self, work: Callable[[LeaseAlgorithm], tuple[T, list[AttemptRow]]]) -> T:
-        """Notifies without the lock: a listener may call the store. Wake-ups are hints: their order does not matter."""
-        answer, heads = self._do(work)
-        for head in heads:
-            for listener in list(self.listeners):
-                listener(head.id)
-        return answer
-
-    def ask(self, ask: Ask) -> AskAnswer:
-        return self._do(lambda algorithm: algorithm.ask(ask))
-
-    def renew(self, secrets: Sequence[str]) -> list[RenewAnswer]:
-        publics = [grant_id(secret) for secret in secrets]
-        return self._do(lambda algorithm: algorithm.renew(publics))
-
-    def release(self, secret: str, keep: float = 0.0) -> ReleaseAnswer:
-        return self._notifying(lambda algorithm: algorithm.release(secret, keep))
-
-    def withdraw(self, secret: str) -> ReleaseAnswer:
-        return self._notifying(lambda algorithm: algorithm.withdraw(secret))
-
-    def force_release(self, name: str, token: int) -> int | None:
-        return self._notifying(lambda algorithm: algorithm.force_release(name, token))
-
-    def raise_floor(self, above: int) -> int:
-        return self._do(lambda algorithm: algorithm.raise_floor(above))
-
-    def tidy(self) -> int:
-        return self._do(lambda algorithm: algorithm.tidy())
-
-    def survey(self, after: str, limit: int) -> list[NameView]:
-        return self._do(lambda algorithm: algorithm.survey(after, limit))
-
-    def observe(self, name: str) -> NameView:
-        return self._do(lambda algorithm: algorithm.observe(check_name(name)))
 
 
 _STORES: dict[tuple[int, str, str], MemoryStore] = {}
@@ -117,7 +81,7 @@ def _name_in(url: str) -> str:
     return parts.netloc + parts.path
 
 
-class MemoryAuthority:
+class MemoryAuthority(RowAuthority):
     """One client's access to a MemoryStore."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
@@ -155,40 +119,14 @@ class MemoryAuthority:
             self._listens = True
         return Standing(self._store.realm, self._store.rows.token)
 
-    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
-        return self._store.ask(ask)
-
-    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
-        return self._store.renew(secrets)
-
-    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
-        return self._store.release(secret, keep)
-
-    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return self._store.withdraw(secret)
+    async def _transact(self, work: Work[T], until: float | None, kind: Kind) -> T:
+        return self._store.transact(work)
 
     async def next_wakeups(self, until: float) -> list[str]:
         return await self._wakeups.next(until)
 
     def interrupt(self) -> None:
         self._wakeups.interrupt()
-
-    async def survey(
-        self, *, after: str = "", limit: int = 1000, until: float | None = None
-    ) -> list[NameView]:
-        return self._store.survey(after, limit)
-
-    async def observe(self, name: str, until: float | None = None) -> NameView:
-        return self._store.observe(name)
-
-    async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
-        return self._store.force_release(check_name(name), token)
-
-    async def raise_floor(self, above: int, until: float | None = None) -> int:
-        return self._store.raise_floor(above)
-
-    async def tidy(self, until: float | None = None) -> int:
-        return self._store.tidy()
 
     async def close(self) -> None:
         self.abandon()

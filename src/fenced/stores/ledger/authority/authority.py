@@ -13,6 +13,7 @@ from typing import ClassVar, TypeVar
 from fenced.errors import FencedError, Indeterminate, Misuse, Unavailable
 from fenced.leases.batches import carry_out
 from fenced.leases.local_wakeups import LocalWakeups
+from fenced.leases.rowauthority import Kind, RowAuthority, Work
 from fenced.leases.rows import AttemptRow, LeaseAlgorithm
 from fenced.leases.rules import NAMESPACE_ORDER
 from fenced.net.filesystem import doubts_about, machine_clock, path_of
@@ -22,19 +23,7 @@ from fenced.stores.ledger.authority.journal import SCHEMA_VERSION, FileJournal
 from fenced.stores.ledger.authority.ledger import OPERATIONS_MAX, BatchFull, Ledger
 from fenced.values import timing
 from fenced.values.contracts import Runtime, Trait
-from fenced.values.model import (
-    Ask,
-    AskAnswer,
-    BatchAnswer,
-    BatchOperation,
-    NameView,
-    ReleaseAnswer,
-    RenewAnswer,
-    Standing,
-    check_floor,
-    check_name,
-    grant_id,
-)
+from fenced.values.model import BatchAnswer, BatchOperation, Standing, check_floor, check_name
 from fenced.values.schema import Schema
 
 T = TypeVar("T")
@@ -81,7 +70,7 @@ def _release(path: Path) -> None:
             ]  # after it: if closing is interrupted, the next client of this process finds the ledger
 
 
-class LedgerAuthority:
+class LedgerAuthority(RowAuthority):
     """One client's access to the ledger of its process."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
@@ -287,20 +276,10 @@ class LedgerAuthority:
 
     # The contract.
 
-    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
-        return await self._do(lambda algorithm: algorithm.ask(ask), until)
+    async def _transact(self, work: Work[T], until: float | None, kind: Kind) -> T:
+        return await self._do(lambda algorithm: self._waking(work(algorithm)), until)
 
-    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
-        publics = [grant_id(secret) for secret in secrets]
-        return await self._do(lambda algorithm: algorithm.renew(publics), until)
-
-    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
-        return await self._do(lambda algorithm: self._waking(algorithm.release(secret, keep)), until)
-
-    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._do(lambda algorithm: self._waking(algorithm.withdraw(secret)), until)
-
-    def _waking(self, ended: tuple[T, list[AttemptRow]]) -> T:
+    def _waking(self, ended: tuple[T, Sequence[AttemptRow]]) -> T:
         answer, heads = ended
         if heads and self._ledger is not None:
             self._ledger.wake(heads)
@@ -325,25 +304,9 @@ class LedgerAuthority:
     def interrupt(self) -> None:
         self._wakeups.interrupt()
 
-    async def survey(
-        self, *, after: str = "", limit: int = 1000, until: float | None = None
-    ) -> list[NameView]:
-        return await self._do(lambda algorithm: algorithm.survey(after, limit), until)
-
-    async def observe(self, name: str, until: float | None = None) -> NameView:
-        name = check_name(name)
-        return await self._do(lambda algorithm: algorithm.observe(name), until)
-
-    async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
-        name = check_name(name)
-        return await self._do(lambda algorithm: self._waking(algorithm.force_release(name, token)), until)
-
     async def raise_floor(self, above: int, until: float | None = None) -> int:
         above = check_floor(above)
         # After a crash the last batch may be lost, and the next process skips only what one batch can grant. So the
         # floor is on the disk before anything is granted above it.
         await self._do(lambda _: self._rows.record_floor(above) if self._rows is not None else None, until)
-        return await self._do(lambda algorithm: algorithm.raise_floor(above), until)
-
-    async def tidy(self, until: float | None = None) -> int:
-        return await self._do(lambda algorithm: algorithm.tidy(), until)
+        return await super().raise_floor(above, until)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TypeVar
 
@@ -203,7 +203,7 @@ class Ledger:
         with self._state:
             return self._due()
 
-    def wake(self, heads: list[AttemptRow]) -> None:
+    def wake(self, heads: Sequence[AttemptRow]) -> None:
         """Called by `work`: notify these waiters when it has ended."""
         self._heads += heads
 

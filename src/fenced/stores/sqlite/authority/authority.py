@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from fenced.errors import FencedError, Indeterminate, Unavailable
+from fenced.leases.batches import carry_out
+from fenced.leases.rowauthority import Kind, RowAuthority, Work
 from fenced.leases.rules import NAMESPACE_ORDER
 from fenced.net.filesystem import machine_clock, path_of
 from fenced.stores.sqlite.authority.connecting import Deadline
-from fenced.stores.sqlite.authority.store import Store, Wake
+from fenced.stores.sqlite.authority.store import Store
 from fenced.stores.sqlite.authority.wake import Wakes
 from fenced.values import timing
 from fenced.values.contracts import Runtime, Trait
-from fenced.values.model import (
-    Ask,
-    AskAnswer,
-    BatchAnswer,
-    BatchOperation,
-    NameView,
-    ReleaseAnswer,
-    RenewAnswer,
-    Standing,
-    Waiting,
-    check_name,
-)
+from fenced.values.model import Ask, AskAnswer, BatchAnswer, BatchOperation, Standing, Waiting, check_name
 
 T = TypeVar("T")
 REPORT_SECONDS = 0.02
 """How long after its deadline a worker thread may still report its result."""
 
 
-class SqliteAuthority:
+class SqliteAuthority(RowAuthority):
     """One client's access to a Store, and its socket for wake-ups."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
@@ -108,10 +98,18 @@ class SqliteAuthority:
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         return await self._do(lambda deadline: self._store.open(create, deadline), until)
 
+    async def _transact(self, work: Work[T], until: float | None, kind: Kind) -> T:
+        def done(deadline: Deadline) -> T:
+            answer, wakes = self._store.transact(work, kind, deadline)
+            self._wakes.send(wakes)  # in the same thread: also if the caller was cancelled meanwhile
+            return answer
+
+        return await self._do(done, until, urgent=kind is Kind.RENEWS)
+
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         # Read once: `next_wakeups` may bind the socket while this ask runs, and the ask was stored without an address.
         address = self._wakes.address
-        answer = await self._do(lambda deadline: self._store.ask(ask, address, deadline), until)
+        answer = await self._asked(ask, address, until)
         if not isinstance(answer, Waiting) or address:
             return answer
         try:
@@ -122,40 +120,21 @@ class SqliteAuthority:
             raise
         # The first ask that waits: a release before now had no address to notify. Asking again stores the address,
         # and finds the name free if there was such a release.
-        return await self._do(lambda deadline: self._store.ask(ask, self._wakes.address, deadline), until)
+        return await self._asked(ask, self._wakes.address, until)
 
-    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
-        return await self._do(lambda deadline: self._store.renew(secrets, deadline), until, urgent=True)
-
-    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
-        release = partial(self._store.release, keep=keep)
-        return await self._do(lambda deadline: self._end(release, secret, deadline), until)
-
-    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._do(lambda deadline: self._end(self._store.withdraw, secret, deadline), until)
+    async def _asked(self, ask: Ask, address: str, until: float | None) -> AskAnswer:
+        return await self._transact(lambda algorithm: (algorithm.ask(ask, address), ()), until, Kind.MINTS)
 
     async def many(
         self, operations: Sequence[BatchOperation], until: float | None = None
     ) -> list[BatchAnswer]:
+        """All in one transaction, synced if one of them asks."""
         if any(isinstance(each, Ask) and each.wait for each in operations):
             self._wakes.listen()  # before they are stored, so that each of them has the address
-        return await self._do(lambda deadline: self._many(operations, deadline), until)
-
-    def _many(self, operations: Sequence[BatchOperation], deadline: Deadline) -> list[BatchAnswer]:
-        answers, wakes = self._store.many(operations, self._wakes.address, deadline)
-        self._wakes.send(wakes)
-        return answers
-
-    def _end(
-        self,
-        how: Callable[[str, Deadline], tuple[ReleaseAnswer, list[Wake]]],
-        secret: str,
-        deadline: Deadline,
-    ) -> ReleaseAnswer:
-        """Wake the next waiters in the same thread: they are woken even if the caller was cancelled meanwhile."""
-        answer, wakes = how(secret, deadline)
-        self._wakes.send(wakes)
-        return answer
+        kind = Kind.MINTS if any(isinstance(each, Ask) for each in operations) else Kind.ENDS
+        return await self._transact(
+            lambda algorithm: carry_out(algorithm, operations, self._wakes.address), until, kind
+        )
 
     async def next_wakeups(self, until: float) -> list[str]:
         await self._runtime.readable(self._wakes.listen(), until)
@@ -163,30 +142,6 @@ class SqliteAuthority:
 
     def interrupt(self) -> None:
         self._wakes.send([(self._wakes.address, "")])
-
-    async def survey(
-        self, *, after: str = "", limit: int = 1000, until: float | None = None
-    ) -> list[NameView]:
-        return await self._do(lambda deadline: self._store.survey(after, limit, deadline), until)
-
-    async def observe(self, name: str, until: float | None = None) -> NameView:
-        name = check_name(name)
-        return await self._do(lambda deadline: self._store.observe(name, deadline), until)
-
-    async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
-        name = check_name(name)
-        return await self._do(lambda deadline: self._force(name, token, deadline), until)
-
-    def _force(self, name: str, token: int, deadline: Deadline) -> int | None:
-        minted, wakes = self._store.force_release(name, token, deadline)
-        self._wakes.send(wakes)
-        return minted
-
-    async def raise_floor(self, above: int, until: float | None = None) -> int:
-        return await self._do(lambda deadline: self._store.raise_floor(above, deadline), until)
-
-    async def tidy(self, until: float | None = None) -> int:
-        return await self._do(self._store.tidy, until)
 
     async def close(self) -> None:
         self.abandon()

@@ -8,12 +8,13 @@ token is handed out; a release or a renewal need not be, since the next grant's 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from fenced.errors import Misconfigured
-from fenced.leases.batches import carry_out
-from fenced.leases.rows import NS, AttemptRow, LeaseAlgorithm
+from fenced.leases.rowauthority import Kind, Work
+from fenced.leases.rows import NS, LeaseAlgorithm
 from fenced.leases.rules import no_namespace
 from fenced.net import filesystem
 from fenced.runtime import forking
@@ -23,20 +24,10 @@ from fenced.stores.sqlite.authority.floor import Floor
 from fenced.stores.sqlite.authority.rows import HERE, SQL, SqliteRows
 from fenced.stores.sqlite.failures import translate
 from fenced.values import sqlfile, timing
-from fenced.values.model import (
-    Ask,
-    AskAnswer,
-    BatchAnswer,
-    BatchOperation,
-    Granted,
-    NameView,
-    ReleaseAnswer,
-    RenewAnswer,
-    Standing,
-    grant_id,
-)
+from fenced.values.model import Granted, Standing
 from fenced.values.schema import Schema, check_readable
 
+T = TypeVar("T")
 APPLICATION_ID = 0x46454E43  # "FENC"
 SCHEMA_VERSION = 1
 SQLITE_MIN = (3, 37, 0)
@@ -135,80 +126,26 @@ class Store:
         db.execute("DELETE FROM queue")
         db.execute("UPDATE machine SET boot = ?", (boot,))
 
-    # The operations. Each is one transaction.
-
-    def _begin(self, db: sqlite3.Connection) -> LeaseAlgorithm:
-        """Start the algorithm in the transaction that has just taken the lock: the clock is read only now."""
-        return self.algorithm(SqliteRows(db, self._namespace, self._floor), self._clock())
-
-    def ask(self, ask: Ask, wake: str = "", deadline: Deadline | None = None) -> AskAnswer:
-        with self.file.transaction(deadline, durable=True) as db:
-            answer = self._begin(db).ask(ask, wake)
-        if type(answer) is Granted:
-            self._floor.rise(answer.token)  # after its commit, before the caller gets it
-        return answer
-
-    def renew(self, secrets: Sequence[str], deadline: Deadline | None = None) -> list[RenewAnswer]:
-        publics = [grant_id(secret) for secret in secrets]
-        with self.file.transaction(deadline, durable=False) as db:
-            return self._begin(db).renew(publics)
-
-    def release(
-        self, secret: str, deadline: Deadline | None = None, keep: float = 0.0
-    ) -> tuple[ReleaseAnswer, list[Wake]]:
-        with self.file.transaction(deadline, durable=False) as db:
-            answer, heads = self._begin(db).release(secret, keep)
-        return answer, _wakes(heads)
-
-    def withdraw(self, secret: str, deadline: Deadline | None = None) -> tuple[ReleaseAnswer, list[Wake]]:
-        with self.file.transaction(deadline, durable=False) as db:
-            answer, heads = self._begin(db).withdraw(secret)
-        return answer, _wakes(heads)
-
-    def many(
-        self, operations: Sequence[BatchOperation], wake: str = "", deadline: Deadline | None = None
-    ) -> tuple[list[BatchAnswer], list[Wake]]:
-        """All operations in one transaction, synced if one of them asks."""
-        durable = any(isinstance(each, Ask) for each in operations)
-        with self.file.transaction(deadline, durable=durable) as db:
-            answers, heads = carry_out(self._begin(db), operations, wake)
-        if tokens := [answer.token for answer in answers if isinstance(answer, Granted)]:
-            self._floor.rise(max(tokens))
-        return answers, _wakes(heads)
-
-    def force_release(
-        self, name: str, token: int, deadline: Deadline | None = None
-    ) -> tuple[int | None, list[Wake]]:
-        with self.file.transaction(deadline, durable=True) as db:
-            minted, heads = self._begin(db).force_release(name, token)
-        if minted is not None:
-            self._floor.rise(minted)
-        return minted, _wakes(heads)
-
-    def raise_floor(self, above: int, deadline: Deadline | None = None) -> int:
-        with self.file.transaction(deadline, durable=True) as db:
-            floor = self._begin(db).raise_floor(above)
-        self._floor.rise(floor)
-        return floor
-
-    def tidy(self, deadline: Deadline | None = None) -> int:
-        with self.file.transaction(deadline, durable=False) as db:
-            return self._begin(db).tidy()
-
-    # Looking: a deferred transaction reads one state of the file, and blocks nobody.
-
-    def survey(self, after: str, limit: int, deadline: Deadline | None = None) -> list[NameView]:
-        with self.file.transaction(deadline, durable=False, begin="BEGIN") as db:
-            return self._begin(db).survey(after, limit)
-
-    def observe(self, name: str, deadline: Deadline | None = None) -> NameView:
-        with self.file.transaction(deadline, durable=False, begin="BEGIN") as db:
-            return self._begin(db).observe(name)
+    def transact(self, work: Work[T], kind: Kind, deadline: Deadline | None = None) -> tuple[T, list[Wake]]:
+        """One transaction; the waiters to wake are for the caller. A reading one is deferred, and blocks nobody."""
+        begin = "BEGIN" if kind is Kind.READS else "BEGIN IMMEDIATE"
+        with self.file.transaction(deadline, durable=kind is Kind.MINTS, begin=begin) as db:
+            # The transaction has just taken the lock: the clock is read only now.
+            algorithm = self.algorithm(SqliteRows(db, self._namespace, self._floor), self._clock())
+            answer, heads = work(algorithm)
+        if kind is Kind.MINTS and (token := _token_in(answer)):
+            self._floor.rise(token)  # after its commit, before the caller gets it
+        return answer, [(head.wake, head.id) for head in heads]
 
     def close(self) -> None:
         self.file.close()
         self._floor.close()
 
 
-def _wakes(heads: Sequence[AttemptRow]) -> list[Wake]:
-    return [(head.wake, head.id) for head in heads]
+def _token_in(answer: object) -> int:
+    """The highest token that an answer hands out; 0: none."""
+    if isinstance(answer, list):
+        return max(map(_token_in, answer), default=0)
+    if isinstance(answer, Granted):
+        return answer.token
+    return answer if isinstance(answer, int) else 0
