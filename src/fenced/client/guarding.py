@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from fenced.client import registry
 from fenced.client.leases import AsyncLease, Lease
@@ -95,6 +95,15 @@ class EnteredOnce:
         if self._entered:
             raise entered_again()
         self._entered = True
+
+
+class CollectsWrites(EnteredOnce):
+    """A block whose writes are sent at its end. The blocking class has methods of its own in place of these."""
+
+    def __enter__(self) -> Any:
+        raise Misuse(f"an {type(self).__name__} is entered by: async with guard.transaction(...) as tx")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
 
 class Announcer(Protocol):

@@ -103,10 +103,13 @@ def asked(ask: Ask, answer: AskAnswer, realm: str) -> Answer:
             return EndedAnswer(answer.reason)
 
 
-def renewed(answer: RenewAnswer) -> Answer:
+def told(answer: RenewAnswer | ReleaseAnswer) -> Answer:
+    """What became of an attempt that was renewed, released or withdrawn."""
     match answer:
         case Kept():
             return KeptAnswer(answer.remaining)
+        case Released():
+            return ReleasedAnswer()
         case Waiting():
             return waiting(answer)
         case Ended():
@@ -115,16 +118,6 @@ def renewed(answer: RenewAnswer) -> Answer:
             return GoneAnswer()
         case Unknown():
             return UnknownAnswer(answer.why)
-
-
-def ended(answer: ReleaseAnswer) -> Answer:
-    match answer:
-        case Released():
-            return ReleasedAnswer()
-        case Ended():
-            return EndedAnswer(answer.reason)
-        case Gone():
-            return GoneAnswer()
 
 
 def name_body(view: NameView) -> NameBody:

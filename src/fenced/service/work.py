@@ -101,11 +101,11 @@ def _asked(operations: list[Ask], results: Sequence[Result], realm: str) -> Answ
 
 
 def _ended(_: list[BatchOperation], results: Sequence[Result], realm: str) -> Answer:
-    return answers.ended(_only(results))
+    return answers.told(_only(results))
 
 
 def _renewed(_: list[BatchOperation], results: Sequence[Result], realm: str) -> RenewedAnswers:
-    return RenewedAnswers([answers.renewed(_only([each])) for each in results])  # type: ignore[misc]
+    return RenewedAnswers([answers.told(_only([each])) for each in results])  # type: ignore[misc]
 
 
 def _batch(items: list[BatchOperation | FencedError]) -> Work:
@@ -156,8 +156,8 @@ def _batch_answer(operation: BatchOperation, result: Any, realm: str) -> Answer:
     if isinstance(operation, Ask):
         return answers.asked(operation, result, realm)
     if isinstance(operation, Renewal):
-        return answers.renewed(result)
-    return answers.ended(result)
+        return answers.told(result)
+    return answers.told(result)
 
 
 class GroupedWork:

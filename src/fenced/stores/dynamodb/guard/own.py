@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Self
 
-from fenced.client.guarding import EnteredOnce, Fences, credential
+from fenced.client.guarding import CollectsWrites, Fences, credential
 from fenced.client.own import ClientGuard
 from fenced.errors import Misuse, Unsupported, shown
 from fenced.guards.answers import one_stamp
@@ -20,7 +20,7 @@ from fenced.values.model import Credential
 __all__ = ["AsyncDynamoGuard", "AsyncDynamoTransaction", "DynamoGuard", "DynamoTransaction"]
 
 
-class _Collected(EnteredOnce):
+class _Collected(CollectsWrites):
     """Writes that are sent at the end of the block."""
 
     def __init__(self, client: Any, marks: _Marks, fence: Fences, names: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ try:
 except ImportError as error:
     raise registry.needs_package("fenced.etcd", error) from error
 
-from fenced.client.guarding import EnteredOnce, Fences, credential, is_announced, stamp_of
+from fenced.client.guarding import CollectsWrites, Fences, credential, is_announced, stamp_of
 from fenced.client.own import ClientGuard
 from fenced.errors import Misuse, Unsupported, shown
 from fenced.guards.cells import CONFIG, key_of
@@ -72,7 +72,7 @@ class EtcdCompares:
         return [_at(key, revision) for key, _, _, revision in self.compares]
 
 
-class _Collected(EnteredOnce):
+class _Collected(CollectsWrites):
     """Puts and deletes that are sent at the end of the block."""
 
     def __init__(

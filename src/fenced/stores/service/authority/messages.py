@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from fenced.errors import FencedError, Misconfigured, Unavailable
 from fenced.net.pool import ConnectionBroken
@@ -90,47 +90,32 @@ def ask_body(ask: Ask) -> bytes:
     )
 
 
+_ASKED = {"granted": Granted, "waiting": Waiting, "busy": Busy, "ended": Ended}
+_RENEWED = {"kept": Kept, "waiting": Waiting, "ended": Ended, "gone": Gone, "unknown": Unknown}
+_RELEASED = {"released": Released, "ended": Ended, "gone": Gone}
+"""Answers by their names. Their fields have the names that the service's OpenAPI document gives them."""
+
+
 def asked(fields: Fields) -> AskAnswer:
-    match fields["answer"]:
-        case "granted":
-            return Granted(fields["token"], fields["remaining"], fields["ttl"])
-        case "waiting":
-            return _waiting(fields)
-        case "busy":
-            return Busy(fields["ahead"], _held_by(fields["held_by"]))
-        case "ended":
-            return Ended(fields["reason"])
-    raise ValueError("an answer that this client does not know")
+    return cast("AskAnswer", _answer(_ASKED, fields))
 
 
 def renewed(fields: Fields) -> RenewAnswer:
-    match fields["answer"]:
-        case "kept":
-            return Kept(fields["remaining"])
-        case "waiting":
-            return _waiting(fields)
-        case "ended":
-            return Ended(fields["reason"])
-        case "gone":
-            return Gone()
-        case "unknown":
-            return Unknown(fields["why"])
-    raise ValueError("an answer that this client does not know")
+    return cast("RenewAnswer", _answer(_RENEWED, fields))
 
 
 def released(fields: Fields) -> ReleaseAnswer:
-    match fields["answer"]:
-        case "released":
-            return Released()
-        case "ended":
-            return Ended(fields["reason"])
-        case "gone":
-            return Gone()
-    raise ValueError("an answer that this client does not know")
+    return cast("ReleaseAnswer", _answer(_RELEASED, fields))
 
 
-def _waiting(fields: Fields) -> Waiting:
-    return Waiting(fields["check_in"], fields["ahead"], _held_by(fields["held_by"]))
+def _answer(kinds: Mapping[str, Any], fields: Fields) -> object:
+    kind = kinds.get(fields["answer"])
+    if kind is None:
+        raise ValueError("an answer that this client does not know")
+    values = {name: fields[name] for name in kind.__match_args__}
+    if "held_by" in values:
+        values["held_by"] = _held_by(values["held_by"])
+    return kind(**values)
 
 
 def _holder(fields: Fields) -> Holder:
