@@ -28,7 +28,7 @@ from fenced.errors import (
 )
 from fenced.etcd import AsyncEtcdClient, AsyncEtcdGuard, EtcdClient, EtcdGuard
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.stores.etcd.claims import ClaimKeys
+from fenced.stores.etcd.claimkeys import ClaimKeys
 from fenced.stores.etcd.guard import values
 from fenced.stores.etcd.guard.values import EtcdValues, EtcdWrites
 from fenced.stores.etcd.wire import messages

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import fenced
 from fenced.http import Before, Receiver, WsgiBefore, WsgiReceiver
 from fenced.http.bodies import BODY_BYTES_MAX
-from fenced.http.replies import REPLY_BYTES_MAX, KeptReply
+from fenced.http.kept import REPLY_BYTES_MAX, KeptReply
 from fenced.http.running import RunningRequest, RunningRequests
 from fenced.net.problems import PROBLEM_TYPES, TYPE_PREFIX, problem
 from fenced.proofs import HmacKey

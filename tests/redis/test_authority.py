@@ -14,8 +14,8 @@ import fenced
 from fenced.drills.relay import Proxy
 from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.stores.redis.authority.answers import RIGHTS
 from fenced.stores.redis.authority.authority import RedisAuthority
-from fenced.stores.redis.authority.replies import RIGHTS
 from fenced.stores.redis.authority.scripts import tag
 from fenced.testing.kit import asking, granted
 from fenced.values.model import TOKEN_MAX, Busy, Kept, Released, Waiting, grant_id

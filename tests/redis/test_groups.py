@@ -30,8 +30,8 @@ from fenced.stores.redis.authority.authority import RedisAuthority
 from fenced.stores.redis.authority.scripts import tag
 from fenced.stores.redis.guard import marks, scripts
 from fenced.stores.redis.guard.values import RedisValues
+from fenced.stores.redis.wire.finding import redirection, slot_of
 from fenced.stores.redis.wire.resp import ErrorReply
-from fenced.stores.redis.wire.routes import redirection, slot_of
 from fenced.testing import AuthorityHarness, Check, Colour, run
 from fenced.testing.kit import asking
 from fenced.values.contracts import Authority, Runtime

@@ -17,7 +17,7 @@ from fenced.stores.redis.guard import slots as slots_module
 from fenced.stores.redis.guard.marks import MarkOptions, RedisMarks
 from fenced.stores.redis.guard.slots import RedisMarksBySlot
 from fenced.stores.redis.guard.values import SLOT_TRAITS, RedisValues
-from fenced.stores.redis.wire.routes import SLOTS, slot_of
+from fenced.stores.redis.wire.finding import SLOTS, slot_of
 from fenced.testing import GUARD_CHECKS, Check, Colour, GuardHarness, run
 from fenced.values.contracts import NamedValues, Runtime
 from fenced.values.model import Credential, Stamp

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fenced.stores.redis.authority import replies
+from fenced.stores.redis.authority import answers
 from fenced.stores.redis.authority.scripts import KEYS, SCRIPTS, source_of
 from fenced.stores.redis.wire.resp import ErrorReply, Incomplete, RespReader, command
 from fenced.values.model import Holder
@@ -161,7 +161,7 @@ def test_the_shipped_scripts(both: Both, seed: int) -> None:
         ask = (REALM, 1_000_000, rng.choice((0, 0, 300_000)), rng.choice("01"))
         script, arguments = rng.choice(
             (
-                *[("ask", (*ask, replies.about(names, "channel", HOLDER), public))] * 4,
+                *[("ask", (*ask, answers.about(names, "channel", HOLDER), public))] * 4,
                 ("renew", (REALM, *rng.sample(publics, 4))),
                 *[("release", (public, rng.choice("rd")))] * 2,
                 *[("force_release", (REALM, rng.choice("ab"), both.token() - rng.choice((0, 0, 1))))] * 2,

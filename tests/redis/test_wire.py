@@ -11,8 +11,8 @@ import pytest
 from fenced.net.pool import ConnectionBroken
 from fenced.stores.redis.address import RedisAddress
 from fenced.stores.redis.wire.connection import RedisWire
+from fenced.stores.redis.wire.finding import DirectRoute
 from fenced.stores.redis.wire.resp import ErrorReply, Incomplete, RespReader, command
-from fenced.stores.redis.wire.routes import DirectRoute
 from fenced_testkit.runtime.network import SimulatedConnection, SimulatedNetwork
 from fenced_testkit.runtime.simulated import SimulatedRuntime
 from fenced_testkit.runtime.world import Process, World

@@ -9,7 +9,7 @@ import pytest
 
 from fenced.errors import StaleToken
 from fenced.service.events import EVENTS_MAX, Events
-from fenced.service.story import Story
+from fenced.service.feed import Story
 from fenced.values.decision import Mark, Ruling, Verdict
 from fenced.values.model import (
     Ask,

@@ -11,7 +11,7 @@ import pytest
 from fenced.errors import Indeterminate, Unavailable
 from fenced.runtime.aio import AioRuntime
 from fenced.service.bodies import BatchBody, BatchItem, ReleaseBody, RenewBody
-from fenced.service.work import ENDS, GroupedWork, Work, work_of
+from fenced.service.operations import ENDS, GroupedWork, Work, work_of
 from fenced.stores.memory.authority import MemoryStore
 from fenced.values.model import (
     Ask,

@@ -9,7 +9,7 @@ from fenced.net.pool import ConnectionBroken
 from fenced.stores.redis.authority.authority import RedisAuthority
 from fenced.stores.redis.authority.listening import RedisWakeups
 from fenced.stores.redis.wire.connection import RedisWire
-from fenced.stores.redis.wire.routes import read_reply
+from fenced.stores.redis.wire.finding import read_reply
 from fenced.values.contracts import ByteStream, Endpoint
 from fenced_testkit.worlds.redis import RedisBackend
 from fenced_testkit.worlds.redis_cluster import RedisClusterBackend

@@ -6,8 +6,8 @@ from importlib import import_module
 
 import fenced
 from fenced import errors
+from fenced.http.kept import KeptReply
 from fenced.http.receiving import Replayed
-from fenced.http.replies import KeptReply
 from fenced.values.model import HeldBy, Holder, Stamp
 
 STAMP = Stamp("00000000000000aa", ("a",), 7, 1, "0" * 32)

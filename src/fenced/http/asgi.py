@@ -11,10 +11,10 @@ from fenced.client.guarding import AsyncValues
 from fenced.errors import Refused
 from fenced.http.bodies import AsgiBody
 from fenced.http.door import PATIENCE_SECONDS, Door, Visit
+from fenced.http.kept import KeptReply
+from fenced.http.naming import NOT_GUARDED, Names, namer
 from fenced.http.protocol import SAFE_METHODS
 from fenced.http.receiving import ANSWERED, SCOPE_KEY, Received, answer, is_stamped, read_request
-from fenced.http.replies import KeptReply
-from fenced.http.routes import NOT_GUARDED, Names, namer
 from fenced.http.running import OVERTIME_SECONDS, cut_off
 from fenced.net.problems import Problem
 from fenced.proofs import VerifyingKey

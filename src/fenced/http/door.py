@@ -27,8 +27,8 @@ from fenced.errors import (
 )
 from fenced.guards.answers import RECORDS_MAX, error_for
 from fenced.http.bodies import RememberedBody
+from fenced.http.kept import HAPPENED, Asked, KeptReply, LastOperation
 from fenced.http.receiving import Received, Replayed
-from fenced.http.replies import HAPPENED, Asked, KeptReply, LastOperation
 from fenced.http.running import OVERTIME_SECONDS, Cut, RunningRequest, RunningRequests
 from fenced.net.problems import error_from
 from fenced.values.contracts import NamedValues, Runtime, Versioned

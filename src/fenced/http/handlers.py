@@ -11,10 +11,10 @@ from fenced.client.guarding import AsyncValues, Values
 from fenced.errors import Misuse
 from fenced.http.asgi import AsyncDoorway
 from fenced.http.door import PATIENCE_SECONDS, Door
+from fenced.http.kept import KeptReply, reply_in
+from fenced.http.naming import checked
 from fenced.http.protocol import SAFE_METHODS
 from fenced.http.receiving import ANSWERED, Received, answer, received_by
-from fenced.http.replies import KeptReply, reply_in
-from fenced.http.routes import checked
 from fenced.http.wsgi import Doorway
 from fenced.runtime.blocking import step
 from fenced.values.decision import Rule

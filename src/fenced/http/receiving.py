@@ -21,8 +21,8 @@ from fenced.errors import (
     shown,
 )
 from fenced.http.bodies import RememberedBody
+from fenced.http.kept import Asked, KeptReply
 from fenced.http.protocol import PROOF_HEADER, STAMP_HEADER, read_fence
-from fenced.http.replies import Asked, KeptReply
 from fenced.net.problems import Problem, problem
 from fenced.proofs import Proof, VerifyingKey, verify
 from fenced.values.model import Credential, Stamp

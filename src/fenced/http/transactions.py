@@ -9,8 +9,8 @@ from fenced.client.guarding import EnteredOnce
 from fenced.errors import MissingStamp, Misuse
 from fenced.guards.engine import TableGuard
 from fenced.guards.kept_replies import ReplyTable
+from fenced.http.kept import HAPPENED, LastOperation, reply_in
 from fenced.http.receiving import Received, Replayed, received_by
-from fenced.http.replies import HAPPENED, LastOperation, reply_in
 from fenced.runtime.blocking import step
 from fenced.sql import AsyncGuard, Guard
 from fenced.values.decision import Mark

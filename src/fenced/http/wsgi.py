@@ -13,6 +13,8 @@ from fenced.client.guarding import Values
 from fenced.errors import Refused
 from fenced.http.bodies import WsgiBody
 from fenced.http.door import PATIENCE_SECONDS, Door, Visit
+from fenced.http.kept import KeptReply
+from fenced.http.naming import NOT_GUARDED, Names, namer
 from fenced.http.protocol import SAFE_METHODS
 from fenced.http.receiving import (
     ANSWERED,
@@ -23,8 +25,6 @@ from fenced.http.receiving import (
     answer,
     read_request,
 )
-from fenced.http.replies import KeptReply
-from fenced.http.routes import NOT_GUARDED, Names, namer
 from fenced.http.running import OVERTIME_SECONDS, cut_off
 from fenced.net.problems import Problem
 from fenced.proofs import VerifyingKey

@@ -44,12 +44,12 @@ from fenced.service.limits import Limits
 from fenced.service.live import Live, LiveStream
 from fenced.service.metrics import ServiceNumbers
 from fenced.service.namespaces import AnotherStore, MakeAuthority, ServedNamespace, ServedNamespaces
+from fenced.service.operations import Work, work_of
 from fenced.service.quotas import Quotas
 from fenced.service.replies import JSON, TEXT, NotAdmitted, as_reply, plain
 from fenced.service.requests import Call, Router, ServiceHead
 from fenced.service.routes import ROUTES, ApiRoute
 from fenced.service.values import ServedValues
-from fenced.service.work import Work, work_of
 from fenced.values.failures import NoNamespace
 from fenced.values.model import BatchAnswer, BatchOperation, grant_id
 

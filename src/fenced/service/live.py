@@ -17,9 +17,9 @@ from fenced.errors import FencedError, Unavailable
 from fenced.http1.exchanges import ServerExchange
 from fenced.service.access import EVERYBODY, Principal
 from fenced.service.events import Events, ServiceEvent
+from fenced.service.feed import Story
 from fenced.service.namespaces import ServedNamespace, ServedNamespaces
 from fenced.service.replies import NotAdmitted, plain
-from fenced.service.story import Story
 from fenced.service.views import GuardView, LiveChange, LiveEvent, LiveName, LiveState, Sample, live_name
 from fenced.service.watched import WatchedGuards
 from fenced.values.model import NameView, Standing

@@ -15,8 +15,8 @@ from fenced.runtime.aio import AioRuntime
 from fenced.runtime.logs import OutageLog
 from fenced.service.access import EVERYBODY, Principal
 from fenced.service.limits import Limits
+from fenced.service.operations import GroupedWork
 from fenced.service.replies import NotAdmitted, plain
-from fenced.service.work import GroupedWork
 from fenced.values.contracts import Authority, Runtime
 from fenced.values.model import BatchAnswer, BatchOperation, NameView, Standing, check_name
 

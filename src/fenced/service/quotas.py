@@ -8,9 +8,9 @@ from typing import Literal
 from fenced.service.access import EVERYBODY, Principal
 from fenced.service.bodies import BatchBody, ReleaseBody, RenewBody, WithdrawBody
 from fenced.service.limits import KEEPING_TIMES, Limits, Rates, TokenLeases, retry_after
+from fenced.service.operations import Work
 from fenced.service.replies import NotAdmitted, plain
 from fenced.service.requests import Call
-from fenced.service.work import Work
 from fenced.values.model import Ask, BatchAnswer
 
 KEEPING = (RenewBody, ReleaseBody, WithdrawBody)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from fenced.errors import InvariantBroken
 from fenced.leases.rules import holder_fields, holder_of
-from fenced.stores.etcd.claims import ROOT, ClaimKeys, claimed_by
+from fenced.stores.etcd.claimkeys import ROOT, ClaimKeys, claimed_by
 from fenced.values.model import Holder
 
 CLAIM, DELAY, PLACE = b"c", b"d", b"q"

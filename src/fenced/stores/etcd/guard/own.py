@@ -19,7 +19,7 @@ from fenced.errors import Misuse, Unsupported, shown
 from fenced.guards.cells import CONFIG, key_of
 from fenced.runtime.blocking import step
 from fenced.stores.etcd.address import EtcdAddress
-from fenced.stores.etcd.claims import ClaimKeys
+from fenced.stores.etcd.claimkeys import ClaimKeys
 from fenced.stores.etcd.guard.values import ROOT, TRAITS, EtcdCells, EtcdValues, EtcdWrites
 from fenced.stores.etcd.wire.cluster import EtcdWire
 from fenced.stores.etcd.wire.messages import absent, delete, get, modified_at, put, txn

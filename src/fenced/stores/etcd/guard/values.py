@@ -14,7 +14,7 @@ from fenced.guards.guardedcells import AUDIT_LOCAL
 from fenced.guards.options import split_options
 from fenced.runtime import forking
 from fenced.stores.etcd.address import EtcdAddress
-from fenced.stores.etcd.claims import claimed_by, still_claimed
+from fenced.stores.etcd.claimkeys import claimed_by, still_claimed
 from fenced.stores.etcd.wire import messages
 from fenced.stores.etcd.wire.cluster import EtcdWire, LeaseGone, NoSpace
 from fenced.stores.etcd.wire.messages import (

@@ -11,12 +11,12 @@ from fenced.leases.pooled import WaitingAttempts
 from fenced.leases.rules import NAMESPACE_ORDER, no_namespace, reused_attempt
 from fenced.net.pool import Pool, Wires
 from fenced.stores.redis.address import RedisAddress, redis_address
-from fenced.stores.redis.authority import replies, settings
+from fenced.stores.redis.authority import answers, settings
 from fenced.stores.redis.authority.listening import RedisWakeups
 from fenced.stores.redis.authority.scripts import RedisScript, scripts_of, tag, us
 from fenced.stores.redis.wire.connection import RedisWire
+from fenced.stores.redis.wire.finding import route_to
 from fenced.stores.redis.wire.resp import ErrorReply, bulks, command
-from fenced.stores.redis.wire.routes import route_to
 from fenced.stores.redis.wire.settings import REQUESTS, group_doubts
 from fenced.values import timing
 from fenced.values.contracts import Runtime, Trait
@@ -62,7 +62,7 @@ def _asking(
     holder: Holder,
 ) -> bytes:
     """A packed ask, up to the public id of its attempt."""
-    words = (realm, us(ttl), us(delay), "1" if wait else "0", replies.about(names, address, holder))
+    words = (realm, us(ttl), us(delay), "1" if wait else "0", answers.about(names, address, holder))
     return opening + bulks(words) + b"$32\r\n"
 
 
@@ -145,7 +145,7 @@ class RedisAuthority:
         reply = await wire.exchange(request, until)
         if isinstance(reply, ErrorReply):
             wire.close()  # a new connection may lead to another server, which does not refuse
-            raise replies.refused(reply, self.url)
+            raise answers.refused(reply, self.url)
         return reply
 
     async def _run(
@@ -167,7 +167,7 @@ class RedisAuthority:
         if type(reply) is ErrorReply:
             if reply.code != "NOSCRIPT":
                 wire.close()
-                raise replies.refused(reply, self.url)
+                raise answers.refused(reply, self.url)
             reply = await self._reply(wire, script.with_source(request), until)
         return reply
 
@@ -197,7 +197,7 @@ class RedisAuthority:
         if isinstance(confirmed, ErrorReply):
             wire.misrouted()  # it became a replica after it had granted
         if isinstance(confirmed, ErrorReply) or confirmed < 1:
-            raise replies.unconfirmed(self.url)
+            raise answers.unconfirmed(self.url)
 
     # Opening.
 
@@ -220,7 +220,7 @@ class RedisAuthority:
             case b"open":
                 _, realm, token, schema, version, release = reply
             case _:
-                raise replies.denied(reply, self.url)
+                raise answers.denied(reply, self.url)
         stored = Schema(int(version), int(schema), release.decode())
         check_readable(self.url, stored, SCHEMA)
         self._realm = realm.decode()
@@ -263,9 +263,9 @@ class RedisAuthority:
             return Granted(reply, ask.ttl, ask.ttl)
         if reply[0] == b"other":
             raise reused_attempt()
-        answer = replies.asked(reply, ask.ttl)
+        answer = answers.asked(reply, ask.ttl)
         if answer is None:
-            raise replies.denied(reply, self.url)
+            raise answers.denied(reply, self.url)
         return answer
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
@@ -283,7 +283,7 @@ class RedisAuthority:
         async def work(wire: RedisWire) -> Any:
             return await self._run(wire, script, request, until)
 
-        return [replies.renewed(reply) for reply in await pool.request(work, until)]
+        return [answers.renewed(reply) for reply in await pool.request(work, until)]
 
     async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
         return await self._finish(secret, bulks(("r", us(keep))) if keep else _RELEASE, until)
@@ -301,7 +301,7 @@ class RedisAuthority:
             reply = await wire.exchange(request, until)
             return reply if reply == 1 else await self._heeded(wire, self._release, request, reply, until)
 
-        return replies.released(await self._pool.request(work, until))
+        return answers.released(await self._pool.request(work, until))
 
     async def next_wakeups(self, until: float) -> list[str]:
         if self._wakeups.open:
@@ -310,13 +310,13 @@ class RedisAuthority:
         # Messages that were published before we subscribed were lost: check all waiters once.
         waiting = list(self._waiting)
         try:
-            answers = await self._renew(self._pool, waiting, None)
+            found = await self._renew(self._pool, waiting, None)
         except FencedError:
             self._wakeups.close()  # so that the next call checks again
             raise
         return [
             public
-            for public, answer in zip(waiting, answers, strict=True)
+            for public, answer in zip(waiting, found, strict=True)
             if isinstance(answer, Waiting) and answer.check_in <= 0
         ]
 
@@ -332,7 +332,7 @@ class RedisAuthority:
         views: list[NameView] = []
         while len(views) < limit:
             behind, page = await self._call("survey", after, min(limit - len(views), LOOK_AT), until=until)
-            views += map(replies.view, page)
+            views += map(answers.view, page)
             if not behind:
                 break
             after = behind.decode()
@@ -340,21 +340,21 @@ class RedisAuthority:
 
     async def observe(self, name: str, until: float | None = None) -> NameView:
         _, (found,) = await self._call("survey", "", 0, check_name(name), until=until)
-        return replies.view(found)
+        return answers.view(found)
 
     async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
         reply = await self._call(
             "force_release", self._realm, check_name(name), token, mints=True, until=until
         )
         if reply is not None and type(reply) is not int:
-            raise replies.denied(reply, self.url)
+            raise answers.denied(reply, self.url)
         minted: int | None = reply
         return minted
 
     async def raise_floor(self, above: int, until: float | None = None) -> int:
         reply = await self._call("raise_floor", self._realm, check_floor(above), until=until)
         if type(reply) is not int:
-            raise replies.denied(reply, self.url)
+            raise answers.denied(reply, self.url)
         floor: int = reply
         return floor
 

@@ -8,7 +8,7 @@ from typing import Any
 from fenced.errors import Unavailable
 from fenced.net.heartbeat import Heartbeat
 from fenced.net.pool import ConnectionBroken
-from fenced.stores.redis.authority.replies import refused
+from fenced.stores.redis.authority.answers import refused
 from fenced.stores.redis.authority.scripts import tag
 from fenced.stores.redis.wire.connection import RedisWire
 from fenced.stores.redis.wire.resp import ErrorReply, command

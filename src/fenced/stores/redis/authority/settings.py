@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fenced.errors import FencedError
-from fenced.stores.redis.authority.replies import refused, weakened
+from fenced.stores.redis.authority.answers import refused, weakened
 from fenced.stores.redis.wire.settings import REQUESTS, ServerSettings
 
 

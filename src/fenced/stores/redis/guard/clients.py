@@ -25,8 +25,8 @@ from fenced.errors import Indeterminate, Misuse, Unavailable, Unsupported, shown
 from fenced.stores.redis.guard.marks import RIGHTS, WAIT, Word, unconfirmed
 from fenced.stores.redis.guard.scripts import GuardScript
 from fenced.stores.redis.wire import refusals
+from fenced.stores.redis.wire.finding import REDIRECTS_MAX, redirection
 from fenced.stores.redis.wire.resp import ErrorReply, command
-from fenced.stores.redis.wire.routes import REDIRECTS_MAX, redirection
 from fenced.values.contracts import Colour
 
 RedisClient = redis.Redis | redis.cluster.RedisCluster

@@ -21,8 +21,8 @@ from fenced.errors import (
 from fenced.guards.answers import DEFAULT_RULE, RECORDS_MAX, check_rule, error_for, expect_rule
 from fenced.guards.cells import Config
 from fenced.stores.redis.guard.scripts import COMMANDS, ONE, SWAP, GuardScript
+from fenced.stores.redis.wire.finding import slot_of
 from fenced.stores.redis.wire.resp import ErrorReply
-from fenced.stores.redis.wire.routes import slot_of
 from fenced.stores.redis.wire.settings import QUESTIONS, ServerSettings
 from fenced.values.decision import Mark, Mode, Rule, Verdict, judge, rule_on
 from fenced.values.model import Stamp, check_name, is_seq

@@ -30,7 +30,7 @@ from fenced.stores.redis.guard.scripts import GuardLibrary, GuardScript, wrapped
 from fenced.stores.redis.guard.slots import RedisMarksBySlot
 from fenced.stores.redis.guard.transactions import AsyncRedisTransaction, RedisTransaction, stamped
 from fenced.stores.redis.guard.values import SLOT_TRAITS, TRAITS
-from fenced.stores.redis.wire.routes import slot_of
+from fenced.stores.redis.wire.finding import slot_of
 from fenced.values.contracts import Colour
 from fenced.values.decision import Rule
 

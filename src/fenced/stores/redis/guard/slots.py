@@ -16,8 +16,8 @@ from fenced.errors import Contended
 from fenced.guards.cells import Config
 from fenced.stores.redis.guard.marks import TRIES, MarkOptions, RedisChannel, RedisMarks, Word, version_in
 from fenced.stores.redis.guard.scripts import COPY, REGISTER, GuardScript
+from fenced.stores.redis.wire.finding import SLOTS, slot_of
 from fenced.stores.redis.wire.resp import ErrorReply
-from fenced.stores.redis.wire.routes import SLOTS, slot_of
 from fenced.values.decision import Verdict, judge
 from fenced.values.model import Stamp
 

@@ -30,8 +30,8 @@ from fenced.stores.redis.guard.scripts import GuardScript
 from fenced.stores.redis.guard.slots import RedisMarksBySlot
 from fenced.stores.redis.wire import refusals
 from fenced.stores.redis.wire.connection import RedisWire
+from fenced.stores.redis.wire.finding import route_to
 from fenced.stores.redis.wire.resp import ErrorReply, command
-from fenced.stores.redis.wire.routes import route_to
 from fenced.stores.redis.wire.settings import group_doubts
 from fenced.values import timing
 from fenced.values.contracts import MANY_NAMES, Operator, Runtime, Trait, Versioned

@@ -12,9 +12,9 @@ from fenced.errors import FencedError, Unavailable
 from fenced.net.pool import ConnectionBroken
 from fenced.runtime.sockets import Late
 from fenced.stores.redis.address import RedisAddress
+from fenced.stores.redis.wire.finding import REDIRECTS_MAX, Route, read_reply, redirection
 from fenced.stores.redis.wire.refusals import connect_failed, login_refused, refused
 from fenced.stores.redis.wire.resp import ErrorReply, Incomplete, RespReader, command
-from fenced.stores.redis.wire.routes import REDIRECTS_MAX, Route, read_reply, redirection
 from fenced.values.contracts import ByteStream, Endpoint, Runtime, SocketLike
 
 _NO_PRIMARY = ("READONLY", "MASTERDOWN", "LOADING", "CLUSTERDOWN")
