@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from fenced.leases.rowauthority import RowAuthority
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.values.contracts import Authority
@@ -13,7 +14,7 @@ from fenced.values.contracts import Authority
 class Stepped:
     """An authority under the blocking runtime."""
 
-    def __init__(self, authority: Authority) -> None:
+    def __init__(self, authority: Authority | RowAuthority) -> None:
         self._authority = authority
 
     @classmethod

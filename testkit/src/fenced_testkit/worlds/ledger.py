@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fenced.errors import FencedError, Misconfigured, Unavailable
-from fenced.leases.rows import NS, AttemptRow, LeaseAlgorithm
+from fenced.leases.rowauthority import Kind, RowAuthority, Work
+from fenced.leases.rows import NS, LeaseAlgorithm
 from fenced.stores.ledger.authority.authority import LedgerAuthority
 from fenced.stores.ledger.authority.changes import Change
 from fenced.stores.ledger.authority.journal import Batch
 from fenced.stores.ledger.authority.ledger import Ledger
-from fenced.values.model import Ask, AskAnswer, ReleaseAnswer, RenewAnswer, grant_id
+from fenced_testkit.stepped import Stepped
 from fenced_testkit.worlds.faults import MessageServer
 from fenced_testkit.worlds.memory import MemoryBackend
 
 if TYPE_CHECKING:
     from fenced_testkit.worlds.site import Site
 
+T = TypeVar("T")
 SNAPSHOT_CHANGES = 15
 
 
@@ -71,40 +73,20 @@ class SimulatedDisk:
         return
 
 
-class LedgerStore:
+class LedgerStore(RowAuthority):
     """The calls of a world's clients on a ledger. Each returns at once; `due` is the batch that it waits for."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.rows, self.due = ledger.namespace("default", create=True)
 
-    def _do(self, work: Callable[[LeaseAlgorithm], Any]) -> Any:
-        result, self.due = self.ledger.do(self.rows, work)
-        return result
+    async def _transact(self, work: Work[T], until: float | None, kind: Kind) -> T:
+        def done(algorithm: LeaseAlgorithm) -> T:
+            answer, heads = work(algorithm)
+            self.ledger.wake(heads)
+            return answer
 
-    def ask(self, ask: Ask) -> AskAnswer:
-        answer: AskAnswer = self._do(lambda algorithm: algorithm.ask(ask))
-        return answer
-
-    def renew(self, secrets: Sequence[str]) -> list[RenewAnswer]:
-        publics = [grant_id(secret) for secret in secrets]
-        answers: list[RenewAnswer] = self._do(lambda algorithm: algorithm.renew(publics))
-        return answers
-
-    def release(self, secret: str, keep: float = 0.0) -> ReleaseAnswer:
-        answer: ReleaseAnswer = self._do(lambda algorithm: self._waking(algorithm.release(secret, keep)))
-        return answer
-
-    def withdraw(self, secret: str) -> ReleaseAnswer:
-        answer: ReleaseAnswer = self._do(lambda algorithm: self._waking(algorithm.withdraw(secret)))
-        return answer
-
-    def raise_floor(self, above: int) -> None:
-        self._do(lambda algorithm: algorithm.raise_floor(above))
-
-    def _waking(self, ended: tuple[ReleaseAnswer, list[AttemptRow]]) -> ReleaseAnswer:
-        answer, heads = ended
-        self.ledger.wake(heads)
+        answer, self.due = self.ledger.do(self.rows, done)
         return answer
 
 
@@ -182,6 +164,7 @@ class LedgerBackend(MemoryBackend):
         except Misconfigured as error:
             self.site.judge.broken("I12", f"the ledger cannot be read again: {error}", error)
         self.store = LedgerStore(ledger)
+        self.decides = Stepped(self.store)
         ledger.write(self.store.due)
         ledger.listeners.append(self._woken)
 
@@ -207,7 +190,7 @@ class LedgerBackend(MemoryBackend):
         self.world.after(1.0, self._snapshot_and_restart)
 
     def raise_floor(self, above: int) -> None:
-        self.store.raise_floor(above)
+        self.decides.raise_floor(above)
         self.decided(lambda: None)
 
     def _snapshot_and_restart(self) -> None:

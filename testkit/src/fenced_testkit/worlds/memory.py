@@ -57,7 +57,7 @@ class MemoryBackend(AuthorityBackend):
 
     def start(self) -> None:
         self.store = self.store_type(lambda: self.world.now, realm=REALM)
-        self._decides = Stepped.over(self.store)
+        self.decides = Stepped.over(self.store)
         self.store.listeners.append(self._woken)
 
     def authority(self, process: Process, runtime: SimulatedRuntime) -> Authority:
@@ -114,26 +114,26 @@ class MemoryBackend(AuthorityBackend):
     def ask(self, ask: Ask) -> AskAnswer:
         if grant_id(ask.secret) in self._answered_busy:
             return Busy(0, None)
-        answer: AskAnswer = self._decides.ask(ask)
+        answer: AskAnswer = self.decides.ask(ask)
         self._note(ask, answer)
         self.decided(partial(self.site.judge.asked, ask, answer, self.world.now))
         return answer
 
     def renew(self, secrets: Sequence[str]) -> list[RenewAnswer]:
-        answers: list[RenewAnswer] = self._decides.renew(secrets)
+        answers: list[RenewAnswer] = self.decides.renew(secrets)
         for secret, answer in zip(secrets, answers, strict=True):
             self._note(Renewal(secret), answer)
             self.decided(partial(self.site.judge.renewed, secret, answer, self.world.now))
         return answers
 
     def release(self, secret: str, keep: float) -> ReleaseAnswer:
-        answer: ReleaseAnswer = self._decides.release(secret, keep=keep)
+        answer: ReleaseAnswer = self.decides.release(secret, keep=keep)
         self._note(Release(secret, keep), answer)
         self.decided(partial(self.site.judge.finished, secret, answer))
         return answer
 
     def withdraw(self, secret: str) -> ReleaseAnswer:
-        answer: ReleaseAnswer = self._decides.withdraw(secret)
+        answer: ReleaseAnswer = self.decides.withdraw(secret)
         self._note(Withdrawal(secret), answer)
         self.decided(partial(self.site.judge.finished, secret, answer))
         return answer
