@@ -6,11 +6,13 @@ import sqlite3
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fenced
 from fenced import events
+from fenced.leases.rowauthority import Kind
 from fenced.runtime.blocking import step
 from fenced.stores.sqlite.authority.store import Store
 
@@ -21,19 +23,18 @@ def url(tmp_path: Path) -> str:
 
 def test_no_thread_hop_for_an_uncontended_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The statements of acquire and release run in the calling thread."""
-    threads: dict[str, set[int]] = {}
-    for name in ("ask", "release"):
-        call = getattr(Store, name)
+    threads: dict[Kind, set[int]] = {}
+    transact = Store.transact
 
-        def watched(self, *args, _name=name, _call=call, **options):  # type: ignore[no-untyped-def]
-            threads.setdefault(_name, set()).add(threading.get_ident())
-            return _call(self, *args, **options)
+    def watched(store: Store, work: Any, kind: Kind, deadline: Any = None) -> Any:
+        threads.setdefault(kind, set()).add(threading.get_ident())
+        return transact(store, work, kind, deadline)
 
-        monkeypatch.setattr(Store, name, watched)
+    monkeypatch.setattr(Store, "transact", watched)
     with fenced.Client(url(tmp_path)) as client:
         for _ in range(3):
             client.acquire("a").release()
-    assert threads == {"ask": {threading.get_ident()}, "release": {threading.get_ident()}}
+    assert threads == {Kind.MINTS: {threading.get_ident()}, Kind.ENDS: {threading.get_ident()}}
 
 
 def test_holding(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_keeper_that_dies_takes_its_leases_along(tmp_path: Path, monkeypatch: 
     def broken(self: object, *args: object) -> None:
         raise RuntimeError("out of memory, say")
 
-    monkeypatch.setattr(Store, "renew", broken)
+    monkeypatch.setattr(Store, "transact", broken)
     assert lease.wait_lost(60)
     assert lease.lost_reason == "keeper"
     assert failed.wait(60)  # the keeper says so after it has marked its leases, and then ends
