@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fenced
-from fenced.cli.guard_options import connected
+from fenced.client.reaching import connected
 from fenced.drills.relay import Proxy
 from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable, redacted
 from fenced.runtime.blocking import BlockingRuntime, step

@@ -37,6 +37,8 @@ COMMANDS = {
     "work": ("fenced.cli.work:work", "Show who has claimed which rows of a table."),
     "serve": ("fenced.cli.serve:serve", "Serve leases over HTTP, for programs in any language."),
     "proxy": ("fenced.cli.proxy:proxy", "Put an HTTP service behind a fence, without a change to it."),
+    "doctor": ("fenced.cli.doctor:doctor", "Say whether an authority and its guards are safe together."),
+    "tune": ("fenced.cli.tune:tune", "Choose a ttl by the pauses of your machines."),
     "drill": ("fenced.drills.command:drill", "Stop a holder past its ttl and see whether it is refused."),
     "help": ("fenced.cli.topics:help_", "Explain a command, or the exit statuses (`fenced help exits`)."),
 }

@@ -74,6 +74,9 @@ _NOTES = (
     ("128+n", "ended by signal n: 130 is Ctrl-C, 141 a closed pipe"),
     ("other", "fenced run: the command's own status"),
     ("1", "fenced guard status --check: something is wrong with a guard"),
+    ("1", "fenced doctor: something is weaker than it could be"),
+    ("2", "fenced doctor: something is broken"),
+    ("3", "fenced doctor: something that matters could not be looked at"),
     ("1", "fenced drill: broken: a stale operation was admitted, or an acknowledged update was lost"),
     ("2", "fenced drill: inconclusive: nobody was overtaken; or the drill could not run"),
 )

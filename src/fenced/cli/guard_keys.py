@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from fenced.cli.guard_options import addressed, clock, jsonable, operate
+from fenced.cli.guard_options import addressed, clock, jsonable
 from fenced.cli.options import json_option
 from fenced.cli.output import write_json, write_table
+from fenced.client.reaching import operate
 from fenced.proofs import Ed25519Public, HmacKey
 
 _FILE = click.Path(dir_okay=False, path_type=Path)

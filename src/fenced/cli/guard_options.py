@@ -1,27 +1,22 @@
-"""What the `fenced guard` commands share: how they connect to a database, and how they print times."""
+"""What the `fenced guard` commands share: their arguments, and how they print times."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fenced.client import registry
-from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.values.contracts import Operator
 from fenced.values.decision import MODES, Mode
 
 if TYPE_CHECKING:
-    from fenced.guards.engine import Engine, TableGuard
+    from fenced.guards.engine import TableGuard
     from fenced.guards.spec import Spec
 
 F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 _WHICH = "which database? Pass its DSN or set FENCED_GUARD, such as postgresql://owner@db.internal/shop"
@@ -78,33 +73,11 @@ limit_option = click.option(
 )
 
 
-def operate(dsn: str, work: Callable[[Operator], Coroutine[Any, Any, T]]) -> T:
-    """Run an operator's work on the guards at an address. Creates no file: a mistyped path is not an empty database."""
-    if registry.is_engine(dsn):
-        with connected(dsn) as (engine, connection):
-            return step(work(engine.operator(connection)))
-    return step(registry.guard(dsn, BlockingRuntime()).operate(work))
-
-
 def table_on(connection: Any, spec: Spec) -> TableGuard:
     """The mandatory guard of a table on this connection."""
     from fenced.sql.engines import on
 
     return on(connection, "blocking").table(spec, True)
-
-
-@contextmanager
-def connected(dsn: str) -> Iterator[tuple[Engine, Any]]:
-    """A connection to a database whose tables are guarded, and its engine."""
-    engine = registry.engine(dsn)
-    try:
-        connection = engine.connect(dsn)
-    except ImportError as error:
-        raise registry.needs_driver(engine.name, error) from error
-    try:
-        yield engine, connection
-    finally:
-        connection.close()
 
 
 def jsonable(value: Any) -> Any:

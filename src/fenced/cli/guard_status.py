@@ -10,14 +10,10 @@ from typing import Any
 import click
 
 from fenced.cli import exits
-from fenced.cli.guard_options import (
-    addressed,
-    jsonable,
-    only_table_option,
-    operate,
-)
+from fenced.cli.guard_options import addressed, jsonable, only_table_option
 from fenced.cli.options import json_option
 from fenced.cli.output import plain, write_json
+from fenced.client.reaching import operate
 from fenced.values import timing
 from fenced.values.durations import duration
 from fenced.values.rollout import (
@@ -97,6 +93,10 @@ def _lines(found: DatabaseStatus) -> Iterator[str]:
     yield plain(f"trusts {_trust(found)}")
     if found.schema is not None:
         yield plain(f"schema {_schema(found.schema)}")
+    for doubt in found.doubts:
+        yield click.style(plain(doubt), fg="red")
+    for caution in (*filter(None, [found.failover]), *found.hidden):
+        yield plain(f"caution: {caution}")
     if found.unrecorded:
         what = several(found.unrecorded, "decision")
         yield click.style(

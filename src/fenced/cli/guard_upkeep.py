@@ -6,17 +6,10 @@ from collections.abc import Iterator
 
 import click
 
-from fenced.cli.guard_options import (
-    addressed,
-    clock,
-    jsonable,
-    limit_option,
-    only_table_option,
-    operate,
-    why_option,
-)
+from fenced.cli.guard_options import addressed, clock, jsonable, limit_option, only_table_option, why_option
 from fenced.cli.options import authority_option, json_option, namespace_option, opened
 from fenced.cli.output import plain, write_json, write_table
+from fenced.client.reaching import operate
 from fenced.errors import Contended
 from fenced.runtime.blocking import step
 from fenced.values.contracts import Authority, Operator

@@ -11,10 +11,8 @@ from fenced.cli.guard_keys import key
 from fenced.cli.guard_options import (
     addressed,
     clock,
-    connected,
     jsonable,
     modes_like,
-    operate,
     parsed_mode,
     sql_table_option,
     table_on,
@@ -35,6 +33,7 @@ from fenced.cli.guard_upkeep import (
 )
 from fenced.cli.options import json_option
 from fenced.cli.output import plain, write_json
+from fenced.client.reaching import connected, operate
 from fenced.errors import Misuse, Unsupported
 from fenced.guards.spec import Spec, as_script
 from fenced.runtime.blocking import step

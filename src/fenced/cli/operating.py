@@ -142,6 +142,8 @@ def _describe(where: str, namespace: str, standing: Standing, as_json: bool) -> 
     click.echo(f"  guarantee   {guarantee}")
     for doubt in standing.doubts:
         click.echo(f"              {plain(doubt)}")
+    if standing.stopped:
+        click.echo(f"  stopped     {plain(standing.stopped)}")
     for warning in standing.warnings:
         click.echo(f"  warning     {plain(warning)}")
     if (schema := standing.schema) is not None:

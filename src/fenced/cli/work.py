@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from fenced.cli.guard_options import addressed, connected, jsonable, limit_option, only_table_option, table_on
+from fenced.cli.guard_options import addressed, jsonable, limit_option, only_table_option, table_on
 from fenced.cli.options import json_option
 from fenced.cli.output import plain, seconds, write_json, write_table
+from fenced.client.reaching import connected
 from fenced.errors import Misconfigured
 from fenced.guards.claims import ClaimView, WorkStatus
 from fenced.guards.spec import Spec

@@ -171,6 +171,20 @@ class GuardedCells:
         marks = [Cell.unpacked("a cell", blob).mark for _, blob in cells]
         return [mark for mark in marks if mark is not None]
 
+    async def _readable(self) -> tuple[list[Mark], tuple[str, ...]]:
+        """The marks, and one sentence for each cell that something else than a guard has written."""
+        keys = [key for key in await self.cells.keys() if key != CONFIG]
+        marks, strays = [], []
+        for key, (_, blob) in zip(keys, await self._get(keys), strict=True):
+            try:
+                mark = Cell.unpacked(key, blob).mark
+            except Misconfigured:
+                name = key.removeprefix("n/")
+                strays.append(f"{name} was written without the guard: its mark is gone, nothing is admitted")
+                continue
+            marks += [] if mark is None else [mark]
+        return marks, tuple(strays)
+
     async def highest(self) -> int:
         await self._config(fresh=True)  # Misconfigured where there is no guard
         return max((mark.token for mark in await self.marks()), default=0)
@@ -230,7 +244,8 @@ class GuardedCells:
     async def status(self, quiet_for: float) -> DatabaseStatus:
         """One guard, as it is now, with the counts of this process."""
         config = (await self._config(fresh=True)).config
-        now, marks = datetime.fromtimestamp(self._clock(), UTC), await self.marks()
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        marks, strays = await self._readable()
         current = set(config.modes.values())
         counts = [
             DecisionCount(verdict, ruling, mode, count, count if mode in current else 0)
@@ -247,6 +262,7 @@ class GuardedCells:
             marks=len(marks),
             highest=max((mark.token for mark in marks), default=0),
             counts=tuple(counts),
+            wrong=strays,
         )
         return DatabaseStatus(now, config.realm, (advised(found, now, quiet_for),))
 

@@ -59,13 +59,13 @@ def check_place(path: Path) -> None:
         )
 
 
-def doubts_about(path: Path) -> tuple[str, ...]:
-    """How the tokens in a file could be lost by where it is."""
+def doubts_about(path: Path, what: str = "tokens") -> tuple[str, ...]:
+    """How the tokens or marks in a file could be lost by where it is."""
     _, kind = mount_of(path)
     if kind not in IN_MEMORY:
         return ()
     return (
-        f"{path} is kept in memory ({kind}), and a reboot or a power cut loses all its tokens; put it on a disk",
+        f"{path} is kept in memory ({kind}), and a reboot or a power cut loses all its {what}; put it on a disk",
     )
 
 

@@ -378,8 +378,9 @@ class Standing:
     """Why tokens could repeat on this store, and what prevents it; empty means strict."""
     warnings: tuple[str, ...] = ()
     """Known faults of this store that end leases early or late, but repeat no token."""
-    schema: Schema | None = None
-    """The version of what is stored there; None where nothing is stored."""
+    schema: Schema | None = None  # None where nothing is stored
+    stopped: str | None = None  # why nothing is granted until an operator acts, if opening it shows that
+    clock: float | None = None  # the store's own wall clock, where it has one that is not this machine's
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,10 +185,18 @@ class DatabaseStatus:
     schema: Schema | None = None
     elsewhere: str | None = None
     """Where to look for refusals that have no record; None if every refusal has one."""
+    doubts: tuple[str, ...] = ()
+    """How a crash of the store could lose marks, and what prevents it."""
+    failover: str | None = None
+    """What a fail-over of the store would lose; None: nothing is known of one."""
+    hidden: tuple[str, ...] = ()
+    """What this role may not see, and the right that it lacks."""
+    local_clock: bool = True
+    """Whether `now` is this machine's clock, and not the store's."""
 
     @property
     def wrong(self) -> bool:
-        return self.unrecorded > 0 or any(guard.wrong for guard in self.guards)
+        return self.unrecorded > 0 or bool(self.doubts) or any(guard.wrong for guard in self.guards)
 
 
 @dataclass(frozen=True, slots=True)

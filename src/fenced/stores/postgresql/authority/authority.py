@@ -189,10 +189,10 @@ class PostgresqlAuthority:
         rows = await self._run("enter", name, realm, b"t" if create else b"f", until=limit)
         if not rows:
             raise no_namespace(self.url, self._namespace_name)
-        number, known_realm, last = (_text(value) for value in rows[0])
+        number, known_realm, last, clock = (_text(value) for value in rows[0])
         self._namespace = number.encode()
         self._doubts = await self._sessions.request(lambda session: _doubts_of(session, limit), limit)
-        return Standing(known_realm, int(last), self._doubts, schema=self._stored)
+        return Standing(known_realm, int(last), self._doubts, schema=self._stored, clock=float(clock))
 
     async def _prepare(self, create: bool, limit: float, until: float | None) -> bool:
         """Make sure that the schema exists; with `create`, install it. Returns whether it was installed now."""

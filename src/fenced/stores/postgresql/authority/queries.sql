@@ -12,7 +12,7 @@ SELECT to_regprocedure('fenced.version()') IS NOT NULL, to_regprocedure('fenced.
 SELECT * FROM fenced.installed();
 
 -- enter: A namespace by its name.
-SELECT * FROM fenced.enter($1, $2, $3);
+SELECT *, extract(epoch FROM clock_timestamp()) FROM fenced.enter($1, $2, $3);
 
 -- ask: Grant, queue or refuse.
 SELECT fenced.ask($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);

@@ -51,6 +51,16 @@ _LOCK_LIMIT = f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"
 DROPPED_AT_ONCE = 5_000
 """How many marks one transaction deletes."""
 
+_DOUBTS = (
+    "fsync is off: a power cut may lose marks and data (postgresql.conf: fsync = on)",
+    "full_page_writes is off: a power cut may damage marks and data (postgresql.conf: full_page_writes = on)",
+    "synchronous_commit is off: a crash loses the last marks and writes (postgresql.conf: synchronous_commit = on)",
+)
+_FAILOVER = (
+    "after a fail-over to it the last marks may be missing (postgresql.conf: synchronous_standby_names)"
+)
+_HIDDEN = "whether its {} standbys are synchronous (GRANT pg_read_all_stats TO this role)"
+
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
 
@@ -75,7 +85,16 @@ class PostgresqlOperator(Operator):
         guards = [advised(guard, now, quiet_for) for guard in await self._guards(quiet_for, only)]
         found = await schema.look(self._session)
         status = DatabaseStatus(now, realm, tuple(guards), *trust)
-        return replace(status, schema=found.schema if found else None, elsewhere=IN_THE_LOG)
+        ((*store, shows, standbys, behind),) = await self._run("store")
+        return replace(
+            status,
+            schema=found.schema if found else None,
+            elsewhere=IN_THE_LOG,
+            doubts=tuple(says for value, says in zip(store, _DOUBTS, strict=True) if value == "off"),
+            failover=None if behind is None else f"standby {behind} is asynchronous: {_FAILOVER}",
+            hidden=(_HIDDEN.format(standbys),) if standbys and not shows else (),
+            local_clock=False,
+        )
 
     async def _guards(self, quiet_for: float, only: str | None) -> list[GuardStatus]:
         rows = await self._run("guards")

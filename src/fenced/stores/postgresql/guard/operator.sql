@@ -1,6 +1,12 @@
 -- database: The settings that all guards of a database share.
 SELECT clock_timestamp(), realm, max_jump, sample, proof, fenced_guard.unrecorded(), patience FROM fenced_guard.trust
 
+-- store: What a crash and a fail-over of this server would do to marks, as far as this role may see it.
+SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
+  pg_has_role(current_user, 'pg_read_all_stats', 'MEMBER'), count(r.pid), string_agg(r.application_name, ', ' ORDER BY r.application_name)
+    FILTER (WHERE r.sync_state IN ('async', 'potential') AND r.state IS DISTINCT FROM 'backup')
+FROM pg_stat_replication r
+
 -- guards: The guarded tables. The oid is NULL for a table that was dropped or renamed.
 SELECT g.guard, g.template, g.rule, g.mandatory, g.epoch,
   fenced_guard.refusals(g.guard), g.triggers, fenced_guard.relation(g.guard)::bigint, g.claims IS NOT NULL

@@ -142,6 +142,11 @@ class ServerError:
             return refused
         if state == NOT_HELD:
             return LeaseLost(says, reason="expired")
+        if state == "08P01" and "statement pooling" in says:
+            return Misconfigured(
+                f"a pooler in statement mode is in between, so no transaction works ({says}); "
+                "pgbouncer.ini: pool_mode = transaction"
+            )
         if state is not None and state in _MEANING:
             kind, more = _MEANING[state]
             return kind(f"{says}{more}")

@@ -16,6 +16,7 @@ from fenced.errors import Contended
 from fenced.guards.cells import Config
 from fenced.stores.redis.guard.marks import TRIES, MarkOptions, RedisChannel, RedisMarks, Word, version_in
 from fenced.stores.redis.guard.scripts import COPY, REGISTER, GuardScript
+from fenced.stores.redis.guard.strays import strays
 from fenced.stores.redis.wire.finding import SLOTS, slot_of
 from fenced.stores.redis.wire.resp import ErrorReply
 from fenced.values.decision import Verdict, judge
@@ -183,17 +184,24 @@ class RedisMarksBySlot:
         return sorted(found, key=lambda record: record[0])[-limit:]
 
     async def doubts(self) -> tuple[str, ...]:
-        """How marks could be lost by the server's settings, as they are now; and slots that missed a change."""
-        found = await self.home.doubts()
+        """How marks could be lost by the server's settings, as they are now."""
+        return await self.home.doubts()
+
+    async def strays(self) -> tuple[str, ...]:
+        """What was written without the guard, one sentence each."""
+        return tuple([says for marks in await self.slots() for says in await strays(marks)])
+
+    async def late(self) -> tuple[str, ...]:
+        """Slots that missed a change, counted in one sentence."""
         if self._options.name is None:
-            return found
+            return ()
         _, wanted = await self.home.config()
         late = 0
         for marks in await self.slots():
             _, config = await marks.stored_config()
             # A slot that no lease has used yet may trust nobody.
             late += config is not None and replace(config, realm=config.realm or wanted.realm) != wanted
-        return (*found, f"slots that have not got the last change: {late}; repeat it") if late else found
+        return (f"slots that have not got the last change: {late}; repeat it",) if late else ()
 
 
 def _trusts_nobody(marks: RedisMarks) -> bool:

@@ -290,9 +290,10 @@ class RedisOperator(ConfigOperator):
             marks=marks,
             highest=highest,
             counts=tuple([count async for count in self._counts(now, quiet_for)]),
-            wrong=await self._fences.doubts(),
+            wrong=(*await self._fences.late(), *await self._fences.strays()),
         )
-        return DatabaseStatus(now, config.realm, (advised(found, now, quiet_for),))
+        guards = (advised(found, now, quiet_for),)
+        return DatabaseStatus(now, config.realm, guards, doubts=await self._fences.doubts())
 
     async def _counts(self, now: datetime, quiet_for: float) -> AsyncIterator[DecisionCount]:
         for kind, (count, last) in (await self._fences.counts()).items():

@@ -73,13 +73,19 @@ class Floor:
 
     def refuse_known(self, token: int) -> None:
         """Raise Misconfigured if a token that the database is about to mint was handed out before."""
+        if (why := self.stops(token - 1)) is not None:
+            raise Misconfigured(f"{self._database}: {why}")
+
+    def stops(self, last: int) -> str | None:
+        """Why nothing can be granted while this is the database's last token; None: it can."""
         floor = self.read()
-        if token <= floor:
-            raise Misconfigured(
-                f"{self._database}: tokens up to {floor} were handed out, but the file's last token is {token - 1}: it "
-                "was restored, or its write-ahead log was removed. Nothing is granted until you run "
-                f"`fenced authority raise --above {floor}`, or above every token that a guard has seen"
-            )
+        if last >= floor:
+            return None
+        return (
+            f"tokens up to {floor} were handed out, but the file's last token is {last}: it "
+            "was restored, or its write-ahead log was removed. Nothing is granted until you run "
+            f"`fenced authority raise --above {floor}`, or above every token that a guard has seen"
+        )
 
     def rise(self, token: int) -> None:
         """Record a token that was committed and is about to be handed out.

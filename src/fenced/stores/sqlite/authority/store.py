@@ -87,7 +87,8 @@ class Store:
         self._namespace = row[0]
         self._floor.open(*row)
         doubts = filesystem.doubts_about(self.path)
-        return Standing(row[1], row[2], doubts, schema=Schema(SCHEMA_VERSION, SCHEMA_VERSION))
+        schema = Schema(SCHEMA_VERSION, SCHEMA_VERSION)
+        return Standing(row[1], row[2], doubts, schema=schema, stopped=self._floor.stops(row[2]))
 
     def _install(self) -> None:
         """Create the schema if it is missing; refuse another program's database."""

@@ -11,6 +11,7 @@ from typing import Any
 from fenced.errors import Misconfigured, Misuse
 from fenced.guards.answers import check_pattern
 from fenced.guards.spec import Spec
+from fenced.net.filesystem import doubts_about
 from fenced.stores.sqlite.guard import install
 from fenced.stores.sqlite.guard.refusals import translate
 from fenced.stores.sqlite.guard.sessions import BUSY_SECONDS, SqliteSession
@@ -71,7 +72,10 @@ class SqliteOperator(Operator):
         if not rows:
             raise Misconfigured(f"no guard is installed for {table or 'any table'}")
         guards = [advised(await self._guard(*row), now, quiet_for) for row in rows]
-        return DatabaseStatus(now, rows[0][4], tuple(guards), schema=await install.stored_schema(self._run))
+        files = await self._run("SELECT file FROM pragma_database_list WHERE name = 'main'")
+        doubts = doubts_about(Path(files[0][0]), "marks") if files and files[0][0] else ()
+        stored = await install.stored_schema(self._run)
+        return DatabaseStatus(now, rows[0][4], tuple(guards), schema=stored, doubts=doubts)
 
     async def upgrade(self) -> list[str]:
         """Bring the tables and every guard's triggers to this version. Returns the guarded tables."""
