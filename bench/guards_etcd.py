@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, loaded_medians, medians
 from bench.on_etcd import DEFAULTS
-from fenced.client.guarding import Values
+from fenced.client.values import Values
 from fenced.etcd import AsyncEtcdClient, AsyncEtcdGuard, EtcdClient, EtcdGuard
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step

@@ -11,7 +11,7 @@ from kazoo.client import KazooClient  # type: ignore[import-untyped]
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, medians
 from bench.on_zookeeper import SETTINGS
-from fenced.client.guarding import Values
+from fenced.client.values import Values
 from fenced.values.model import Stamp
 from fenced.zookeeper import ZooKeeperGuard
 from fenced_testkit.servers import ZooKeeperServer

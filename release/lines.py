@@ -15,8 +15,9 @@ from release.twins import END, GENERATED
 ROOT = Path(__file__).parents[1]
 COUNTED = ("src/fenced", "testkit/src", "tests")
 YOUNGER: dict[str, tuple[str, ...]] = {
-    "claims on rows": (
+    "claims on rows, and jobs on them": (
         "work",
+        "celery.py",
         "cli/work.py",
         "guards/claims.py",
         *(
@@ -27,6 +28,8 @@ YOUNGER: dict[str, tuple[str, ...]] = {
     ),
     "once": ("client/once.py", "cli/once.py", "values/ticks.py"),
     "traces": ("testing/trace.py", "testing/tracing.py", "testing/lives.py"),
+    "metrics and spans": ("metrics", "core/asked.py"),
+    "diagnosis": ("diagnosis", "cli/doctor.py", "client/reaching.py"),
     "gate of an app, watchdog": ("http/serving.py", "runtime/supervised.py"),
 }
 """Capabilities that came after the floor plan was drawn, and the files that they consist of, below src/fenced."""

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from fenced import sql as sql
     from fenced.client.faces import AsyncClient as AsyncClient
     from fenced.client.faces import Client as Client
-    from fenced.client.guarding import AsyncValues as AsyncValues
-    from fenced.client.guarding import Values as Values
     from fenced.client.leases import AsyncLease as AsyncLease
     from fenced.client.leases import Lease as Lease
+    from fenced.client.values import AsyncValues as AsyncValues
+    from fenced.client.values import Values as Values
     from fenced.core.holding import State as State
     from fenced.errors import AlreadyApplied as AlreadyApplied
     from fenced.errors import Conflict as Conflict
@@ -58,8 +58,8 @@ _HOME = {
     "AsyncClient": "fenced.client.faces",
     "Lease": "fenced.client.leases",
     "AsyncLease": "fenced.client.leases",
-    "Values": "fenced.client.guarding",
-    "AsyncValues": "fenced.client.guarding",
+    "Values": "fenced.client.values",
+    "AsyncValues": "fenced.client.values",
     "State": "fenced.core.holding",
     "HeldBy": "fenced.values.model",
     "Stamp": "fenced.values.model",

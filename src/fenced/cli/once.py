@@ -25,9 +25,9 @@ from fenced.cli.run import (
     time_option,
 )
 from fenced.client.faces import Client, Guarantee
-from fenced.client.guarding import Values
 from fenced.client.leases import Lease
 from fenced.client.once import Once, done, marks_beside
+from fenced.client.values import Values
 from fenced.errors import NotGranted
 from fenced.runtime.blocking import expect_interrupts
 from fenced.runtime.clocks import wall_time

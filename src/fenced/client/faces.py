@@ -30,9 +30,9 @@ from fenced.values.model import Holder, check_name
 from fenced.values.timing import Seconds
 
 if TYPE_CHECKING:
-    from fenced.client.guarding import AsyncValues, Values
     from fenced.client.once import AsyncOnce, Once
     from fenced.client.scope import BodyScope
+    from fenced.client.values import AsyncValues, Values
     from fenced.runtime.aio import AioRuntime
 
 L = TypeVar("L")
@@ -264,7 +264,7 @@ class Client(ClientBase):
         if marks is None:
             with self._lock:  # two threads that use the marks first must not open them twice
                 if self._marks is None:
-                    from fenced.client.guarding import Values
+                    from fenced.client.values import Values
 
                     self._marks = Values(marks_beside(self._given_url))
                 marks = self._marks
@@ -482,7 +482,7 @@ class AsyncClient(ClientBase):
         if marks is None:
             with self._lock:  # two threads that use the marks first must not open them twice
                 if self._marks is None:
-                    from fenced.client.guarding import AsyncValues
+                    from fenced.client.values import AsyncValues
 
                     self._marks = AsyncValues(marks_beside(self._given_url))
                 marks = self._marks

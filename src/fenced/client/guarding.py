@@ -1,18 +1,19 @@
-"""Values and AsyncValues: small values under names, behind a guard, by URL. Twins over the contract."""
+"""What guards take, and what guards on a program's own clients share: the client comes with every call."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from fenced.client import registry
 from fenced.client.leases import AsyncLease, Lease
 from fenced.errors import LeaseLost, Misuse, shown
 from fenced.guards.answers import entered_again, one_stamp
 from fenced.proofs import Proof
-from fenced.runtime.blocking import step
-from fenced.values.contracts import Runtime, Versioned
-from fenced.values.model import Credential, Stamp, check_name, check_realm
+from fenced.values.contracts import Runtime
+from fenced.values.model import Credential, Stamp, check_name
+
+M = TypeVar("M")
 
 
 class StampedGrant(Protocol):
@@ -153,131 +154,48 @@ def names_of(fence: Fences) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for stamp in stamps for name in stamp.names))
 
 
-class AsyncValues:
-    """Small values under names, behind a guard, for asyncio. Opens at first use."""
+class AnnouncesOn(Protocol):
+    """The part of a guard on a program's own client that `hold(guards=[guard.on(client)])` needs."""
 
-    def __init__(self, url: str) -> None:
-        from fenced.runtime.aio import AioRuntime
-
-        self._runtime = AioRuntime()
-        self._guard = registry.guard(url, self._runtime)
-        self._opened = False
-
-    async def _ready(self) -> None:
-        if not self._opened:
-            await self._guard.open()
-            self._opened = True
-
-    async def announce(self, fence: Fences, *names: str) -> None:
-        """Raise the marks to this fence's token, durably, before anything is read."""
-        await self._ready()
-        await self._guard.announce(credential(fence, names, announcing=True))
-
-    async def read(self, fence: Fences, name: str) -> Versioned:
-        """Announce, then read: a `Versioned(value, version)`."""
-        await self._ready()
-        return await self._guard.read(credential(fence, announcing=True), name)
-
-    async def peek(self, name: str, at_least: int = 0) -> Versioned:
-        """Read without a lease; Contended while no token as high as `at_least` has been seen."""
-        await self._ready()
-        return await self._guard.peek(name, at_least)
-
-    async def write(self, fence: Fences, name: str, value: bytes, expect: int | None = None) -> int:
-        """Write if admitted, and only over version `expect` if given; returns the new version."""
-        await self._ready()
-        return await self._guard.write(credential(fence), name, value, expect=expect)
-
-    async def write_many(self, fence: Fences, values: dict[str, bytes]) -> None:
-        """Write several names in one atomic step: all admitted, or none. Unsupported without the trait `many-names`."""
-        await self._ready()
-        await self._guard.write_many(credential(fence), values)
-
-    async def set_mode(self, mode: str, pattern: str = "*") -> None:
-        """Set the mode, the stage of the rollout, of the names that match."""
-        await self._ready()
-        await self._guard.set_mode(mode, pattern)
-
-    async def adopt(self, realm: str) -> None:
-        """Trust this authority (`lease.realm`) from now on, and no other."""
-        await self._ready()
-        await self._guard.adopt(check_realm(realm))
-
-    async def close(self) -> None:
-        """Disconnect."""
-        await self._guard.close()
-        self._runtime.close()
-
-    async def __aenter__(self) -> AsyncValues:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
+    def announce(self, client: Any, fence: Any, /, *names: str) -> Any: ...
 
 
-# generated: the blocking twins of the asyncio classes above, by `python -m release.twins`
+class GuardOn(NamedTuple):
+    """A guard together with the client that it works on: `hold(guards=[guard.on(client)])`."""
+
+    guard: AnnouncesOn
+    client: Any
+
+    def announce(self, fence: Any, *names: str) -> Any:
+        """Raise the marks through this client. With an asyncio guard the caller awaits it."""
+        return self.guard.announce(self.client, fence, *names)
 
 
-class Values:
-    """Small values under names, behind a guard. Opens at first use."""
+class ClientGuard(Generic[M]):
+    """A guard that gets the program's client with every call. It owns no connection, so nothing closes it.
 
-    def __init__(self, url: str) -> None:
-        from fenced.runtime.blocking import BlockingRuntime
+    For each client it keeps what it has learned there, as long as the client exists. That must not keep the client:
+    every operation does.
+    """
 
-        self._runtime = BlockingRuntime()
-        self._guard = registry.guard(url, self._runtime)
-        self._opened = False
+    def __init__(self) -> None:
+        self._learned: dict[int, tuple[weakref.ref[Any], M]] = {}
 
-    def _ready(self) -> None:
-        if not self._opened:
-            step(self._guard.open())
-            self._opened = True
+    def on(self: Any, client: Any) -> GuardOn:
+        """This guard on this client, for `hold(guards=[guard.on(client)])`, which announces each new lease."""
+        return GuardOn(self, client)
 
-    def announce(self, fence: Fences, *names: str) -> None:
-        """Raise the marks to this fence's token, durably, before anything is read."""
-        self._ready()
-        step(self._guard.announce(credential(fence, names, announcing=True)))
+    def _of(self, client: Any) -> M:
+        """What this guard knows on a client; Misuse if it is none that it can use."""
+        key, learned = id(client), self._learned  # by id: stores of obstore have no hash
+        known = learned.get(key)
+        if known is not None and known[0]() is client:
+            return known[1]
+        made = self._made(client)
+        # The callback runs before the id can be given to another object. If two threads come here at once, the first
+        # one's entry stays: what is learned in the other is learned again.
+        known = weakref.ref(client, lambda _: learned.pop(key, None)), made
+        return learned.setdefault(key, known)[1]
 
-    def read(self, fence: Fences, name: str) -> Versioned:
-        """Announce, then read: a `Versioned(value, version)`."""
-        self._ready()
-        return step(self._guard.read(credential(fence, announcing=True), name))
-
-    def peek(self, name: str, at_least: int = 0) -> Versioned:
-        """Read without a lease; Contended while no token as high as `at_least` has been seen."""
-        self._ready()
-        return step(self._guard.peek(name, at_least))
-
-    def write(self, fence: Fences, name: str, value: bytes, expect: int | None = None) -> int:
-        """Write if admitted, and only over version `expect` if given; returns the new version."""
-        self._ready()
-        return step(self._guard.write(credential(fence), name, value, expect=expect))
-
-    def write_many(self, fence: Fences, values: dict[str, bytes]) -> None:
-        """Write several names in one atomic step: all admitted, or none. Unsupported without the trait `many-names`."""
-        self._ready()
-        step(self._guard.write_many(credential(fence), values))
-
-    def set_mode(self, mode: str, pattern: str = "*") -> None:
-        """Set the mode, the stage of the rollout, of the names that match."""
-        self._ready()
-        step(self._guard.set_mode(mode, pattern))
-
-    def adopt(self, realm: str) -> None:
-        """Trust this authority (`lease.realm`) from now on, and no other."""
-        self._ready()
-        step(self._guard.adopt(check_realm(realm)))
-
-    def close(self) -> None:
-        """Disconnect."""
-        step(self._guard.close())
-        self._runtime.close()
-
-    def __enter__(self) -> Values:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-# end
+    def _made(self, client: Any) -> M:
+        raise NotImplementedError

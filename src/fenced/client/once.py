@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from fenced.client import registry
 from fenced.client.faces import AsyncClient, AsyncLeaseContext, Client, LeaseContext
-from fenced.client.guarding import AsyncValues, Values
 from fenced.client.leases import AsyncLease, Lease
+from fenced.client.values import AsyncValues, Values
 from fenced.core.acquiring import LeaseRequest
 from fenced.errors import Misuse, shown
 from fenced.runtime.clocks import wall_time

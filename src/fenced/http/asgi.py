@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from fenced.client import registry
-from fenced.client.guarding import AsyncValues
+from fenced.client.values import AsyncValues
 from fenced.errors import Refused
 from fenced.http.bodies import AsgiBody
 from fenced.http.door import PATIENCE_SECONDS, Door, Visit

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
-from fenced.client.guarding import AsyncValues, Values
+from fenced.client.values import AsyncValues, Values
 from fenced.errors import Misuse
 from fenced.http.asgi import AsyncDoorway
 from fenced.http.door import PATIENCE_SECONDS, Door

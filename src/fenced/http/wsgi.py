@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from fenced.client import registry
-from fenced.client.guarding import Values
+from fenced.client.values import Values
 from fenced.errors import Refused
 from fenced.http.bodies import WsgiBody
 from fenced.http.door import PATIENCE_SECONDS, Door, Visit

@@ -17,9 +17,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fenced.client import registry
-from fenced.client.guarding import EnteredOnce, Fence, Fences, credential
+from fenced.client.guarding import EnteredOnce, Fence, Fences, GuardOn, credential
 from fenced.client.leases import LeaseBase
-from fenced.client.own import GuardOn
 from fenced.errors import AlreadyApplied, Refused
 from fenced.guards.engine import TableGuard
 from fenced.guards.spec import Spec

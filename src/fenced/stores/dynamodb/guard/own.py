@@ -5,8 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Self
 
-from fenced.client.guarding import CollectsWrites, Fences, credential
-from fenced.client.own import ClientGuard
+from fenced.client.guarding import ClientGuard, CollectsWrites, Fences, credential
 from fenced.errors import Misuse, Unsupported, shown
 from fenced.guards.answers import one_stamp
 from fenced.guards.boto import BotoClient

@@ -13,8 +13,7 @@ try:
 except ImportError as error:
     raise registry.needs_package("fenced.etcd", error) from error
 
-from fenced.client.guarding import CollectsWrites, Fences, credential, is_announced, stamp_of
-from fenced.client.own import ClientGuard
+from fenced.client.guarding import ClientGuard, CollectsWrites, Fences, credential, is_announced, stamp_of
 from fenced.errors import Misuse, Unsupported, shown
 from fenced.guards.cells import CONFIG, key_of
 from fenced.runtime.blocking import step

@@ -7,8 +7,7 @@ import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, BinaryIO
 
-from fenced.client.guarding import Fences, credential, names_of
-from fenced.client.own import ClientGuard
+from fenced.client.guarding import ClientGuard, Fences, credential, names_of
 from fenced.errors import Misuse, shown
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step

@@ -14,8 +14,7 @@ try:
 except ImportError as error:
     raise registry.needs_package("fenced.redis", error) from error
 
-from fenced.client.guarding import Fences
-from fenced.client.own import ClientGuard
+from fenced.client.guarding import ClientGuard, Fences
 from fenced.errors import Misconfigured, Misuse, Unsupported, shown
 from fenced.runtime.blocking import step
 from fenced.stores.redis.guard.clients import (

@@ -30,20 +30,20 @@ def _sqlite3() -> Driver:
     from fenced.stores.sqlite.guard.tables import SqliteTable
     from fenced.stores.sqlite.guard.transactions import SqliteTransaction
 
-    return Driver(SqliteTable, PlainSession, SqliteTransaction, _claims)
+    return Driver(SqliteTable.of_program, PlainSession, SqliteTransaction, _claims)
 
 
 def _aiosqlite() -> Driver:
     from fenced.stores.sqlite.guard.sessions import AioSession
     from fenced.stores.sqlite.guard.tables import SqliteTable
 
-    return Driver(SqliteTable, AioSession, claims=_claims)
+    return Driver(SqliteTable.of_program, AioSession, claims=_claims)
 
 
 def _alchemy() -> Driver:
     from fenced.stores.sqlite.guard.alchemy import SqliteAlchemySession, SqliteAlchemyTable
 
-    return Driver(SqliteAlchemyTable, SqliteAlchemySession)
+    return Driver(SqliteAlchemyTable.of_program, SqliteAlchemySession)
 
 
 class SqliteEngine:

@@ -92,7 +92,6 @@ async def script(
     `mode` None: an installed guard keeps its mode, a new guard gets observe. Without `replace` another guard of this
     table is Misconfigured.
     """
-    check_table(spec)
     if await run("PRAGMA application_id") == [(AUTHORITY_APPLICATION_ID,)]:
         raise Misconfigured(
             "this database belongs to an authority; keep guarded data in a separate file, because a holder that is "

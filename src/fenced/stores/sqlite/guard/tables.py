@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 from fenced.errors import Contended, Misconfigured, Misuse
 from fenced.guards.answers import one_stamp
@@ -24,11 +24,16 @@ class SqliteTable:
     """The operations of a guard on a table, over one connection."""
 
     def __init__(self, spec: Spec, session: SqliteSession, mandatory: bool) -> None:
-        install.check_table(spec)
         self._spec = spec
         self._session = session
         self._marks = SqliteMarks(spec.table, mandatory, spec.rule)
         self._guarded: GuardedConnection | None = None
+
+    @classmethod
+    def of_program(cls, spec: Spec, session: SqliteSession, mandatory: bool) -> Self:
+        """The guard of a program's own table."""
+        install.check_table(spec)
+        return cls(spec, session, mandatory)
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return await self._session.run(sql, parameters)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from fenced.client.guarding import Fences, credential, is_announced, stamp_of
-from fenced.client.own import ClientGuard
+from fenced.client.guarding import ClientGuard, Fences, credential, is_announced, stamp_of
 from fenced.errors import Conflict, Indeterminate, Misconfigured, Misuse, Unavailable, Unsupported, shown
 from fenced.guards.cells import Swapped
 from fenced.runtime.blocking import BlockingRuntime, step
