@@ -8,11 +8,10 @@ from fenced.errors import Misconfigured
 
 EXPIRED, NOT_YET_VALID, OTHER_HOST, OTHER_ADDRESS = 10, 9, 62, 64
 """Codes of X509_verify_cert(3)."""
-TRUST = "name its CA with ssl_ca_certs"
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
 
 
-def tls_refused(error: OSError, where: str, trust: str = TRUST) -> Misconfigured | None:
+def tls_refused(error: OSError, where: str) -> Misconfigured | None:
     """The exception for a handshake that another try would not complete; None: another one may."""
     if isinstance(error, ssl.SSLCertVerificationError):
         match error.verify_code:
@@ -22,7 +21,8 @@ def tls_refused(error: OSError, where: str, trust: str = TRUST) -> Misconfigured
                 return Misconfigured(f"{where}: its certificate is not valid yet; does a clock go wrong?")
             case code if code in (OTHER_HOST, OTHER_ADDRESS):
                 return Misconfigured(f"{where}: its certificate is for another host: {error.verify_message}")
-        return Misconfigured(f"{where}: its certificate is not trusted; {trust}: {error.verify_message}")
+        why = f"its certificate is not trusted; name its CA with ssl_ca_certs: {error.verify_message}"
+        return Misconfigured(f"{where}: {why}")
     if isinstance(error, ssl.SSLError) and any(sign in str(error) for sign in _NO_TLS):
         return Misconfigured(f"{where}: this port does not speak TLS; is a plain address meant?")
     return None

@@ -306,9 +306,7 @@ class StandingBody(Struct, kw_only=True):
     limits: dict[str, int]
 
 
-AskedAnswer = GrantedAnswer | WaitingAnswer | BusyAnswer | EndedAnswer
 RenewedAnswer = KeptAnswer | WaitingAnswer | EndedAnswer | GoneAnswer | UnknownAnswer
-EndAnswer = ReleasedAnswer | EndedAnswer | GoneAnswer
 BatchAnswer = (
     GrantedAnswer
     | WaitingAnswer

@@ -251,10 +251,6 @@ def lease_reply(reply: bytes) -> tuple[int, int]:
     return signed(whole(values.get(2, 0))), signed(whole(values.get(3, 0)))
 
 
-def attached_keys(reply: bytes) -> set[bytes]:
-    return {raw(value) for field, value in fields(reply) if field == 5}
-
-
 def watch_reply(reply: bytes) -> WatchReply:
     watch, canceled, deleted = 0, False, False
     for field, value in fields(reply):
