@@ -45,8 +45,8 @@ class SlotHarness(Harness):
         return await super()._open(name="{tag}", **options)
 
     async def write_raw(self, name: str, value: bytes) -> bool:
-        fences: RedisMarksBySlot = self._opened[-1].fences
-        self._server.execute("HSET", fences.at([name]).key("value", name), "value", value)
+        marks: RedisMarksBySlot = self._opened[-1].marks
+        self._server.execute("HSET", marks.at([name]).key("value", name), "value", value)
         return True
 
 
@@ -69,8 +69,8 @@ def test_operators_reach_every_slot(client: redis.Redis, values: RedisValues, ta
         guard.announce(client, stamp(6, f"stock/{number}"))
         with pytest.raises(StaleToken):
             guard.announce(client, stamp(5, f"stock/{number}"))
-    fences = values.fences
-    step(fences._registered(fences.home, slot_of("3")))  # another process, which has come no further yet
+    marks = values.marks
+    step(marks._registered(marks.home, slot_of("3")))  # another process, which has come no further yet
     step(values.set_mode("shadow"))
     for number in range(5):
         guard.announce(client, stamp(5, f"stock/{number}"))
@@ -107,7 +107,7 @@ def test_a_change_that_was_interrupted(client: redis.Redis, values: RedisValues,
     """Status says so, and repeating it completes it."""
     guard = RedisGuard(tag=tag, name="stock/{tag}")
     guard.announce(client, stamp(5, "stock/1"))
-    key = values.fences.at(["stock/1"]).key("config")
+    key = values.marks.at(["stock/1"]).key("config")
     before: Any = client.get(key)
     step(values.set_mode("shadow"))
     assert client.get(key) != before
@@ -122,16 +122,16 @@ def test_a_change_that_was_interrupted(client: redis.Redis, values: RedisValues,
     )  # the next one that comes does it, too
     after = client.get(key)
     assert after != before
-    slot = values.fences.at(["stock/1"])
+    slot = values.marks.at(["stock/1"])
     assert slot.unpacked(before).modes == {"*": "enforce"}
-    assert not step(values.fences._copy(b"name stock/{tag}\n" + before, slot))  # a slower operator
+    assert not step(values.marks._copy(b"name stock/{tag}\n" + before, slot))  # a slower operator
     assert client.get(key) == after
 
 
 def test_a_promotion_that_has_lost_a_change(client: redis.Redis, values: RedisValues, tag: str) -> None:
     """The slots have got it: they accept the next one nevertheless."""
     RedisGuard(tag=tag, name="stock/{tag}").announce(client, stamp(5, "stock/1"))
-    home, slot = values.fences.home, values.fences.at(["stock/1"])
+    home, slot = values.marks.home, values.marks.at(["stock/1"])
     lost: Any = client.get(home.key("config"))
     for mode in ("shadow", "observe", "canary(5%)"):
         step(values.set_mode(mode))
@@ -180,8 +180,8 @@ def test_each_slot_has_a_tag_of_the_guard() -> None:
 # The checks can fail.
 
 
-async def _only_creates(self: RedisMarksBySlot, blob: bytes, fence: RedisMarks) -> bool:
-    return (await fence.stored_config())[1] is not None or await copied(self, blob, fence)
+async def _only_creates(self: RedisMarksBySlot, blob: bytes, marks: RedisMarks) -> bool:
+    return (await marks.stored_config())[1] is not None or await copied(self, blob, marks)
 
 
 copied = RedisMarksBySlot._copy

@@ -399,7 +399,7 @@ class RedisMarks:
         for name in names:
             if marks.get(name) != lease or name not in covered:
                 return ""
-        return _settled_mark(stamp)
+        return _lease_mark(stamp)
 
     def _forget(self, names: Sequence[str]) -> None:
         for name in names:
@@ -520,7 +520,7 @@ def mark_in(text: str) -> Mark:
     return Mark(int(token), grant, 0 if seq == "-" else int(seq))
 
 
-def _settled_mark(stamp: Stamp) -> str:
+def _lease_mark(stamp: Stamp) -> str:
     """The mark of a lease under rule `retry`, which counts no operations; under other rules no mark looks like this."""
     return f"{stamp.token}:{stamp.grant}:-"
 
@@ -560,7 +560,7 @@ def _details(
     mark = ""
     if stamp is not None:
         counted = f"{stamp.token}:{stamp.grant}:{0 if announce else seq}"
-        mark = _settled_mark(stamp) if config.rule == "retry" else counted
+        mark = _lease_mark(stamp) if config.rule == "retry" else counted
     trusting = trusts and stamp is not None and config.realm is None
     details = {
         "config": blob.decode(),

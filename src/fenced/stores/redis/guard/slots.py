@@ -132,7 +132,7 @@ class RedisMarksBySlot:
     # What operators do.
 
     async def slots(self) -> list[RedisMarks]:
-        """The fences that have marks."""
+        """The slots that have marks."""
         home = self.home
         if self._options.name is None:
             return [home]

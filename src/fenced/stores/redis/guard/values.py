@@ -170,7 +170,7 @@ class RedisValues:
             f"{address.url}{join}{urlencode(shown_options, safe='{}/')}" if shown_options else address.url
         )
         self._channel = WireChannel(address, runtime, chosen.prefix)
-        self.fences = RedisMarksBySlot(self._channel, chosen)
+        self.marks = RedisMarksBySlot(self._channel, chosen)
 
     @classmethod
     def at(cls, url: str, runtime: Runtime) -> RedisValues:
@@ -178,31 +178,31 @@ class RedisValues:
         return cls(plain, runtime, **options)
 
     async def open(self) -> None:
-        await self.fences.open()
+        await self.marks.open()
 
     async def announce(self, credential: Credential) -> None:
         stamp = one_stamp(credential, KIND)
-        for names in self.fences.groups(credential.names or stamp.names):
-            fence = await self.fences.of(names, stamp)
-            await fence.step(stamp, names, announce=True, again=True)
+        for names in self.marks.groups(credential.names or stamp.names):
+            marks = await self.marks.of(names, stamp)
+            await marks.step(stamp, names, announce=True, again=True)
 
     async def read(self, credential: Credential, name: str) -> Versioned:
         stamp = one_stamp(credential, KIND)
-        fence = await self.fences.of([name], stamp)
-        key = fence.key("value", check_name(name))
+        marks = await self.marks.of([name], stamp)
+        key = marks.key("value", check_name(name))
         commands = [("HMGET", key, "value", "version")]
-        replies = await fence.step(stamp, [name], commands=commands, keys=[key], announce=True, again=True)
+        replies = await marks.step(stamp, [name], commands=commands, keys=[key], announce=True, again=True)
         return _versioned(self._checked(replies)[0])
 
     async def peek(self, name: str, at_least: int = 0) -> Versioned:
-        fence = self.fences.at([name])
-        key = fence.key("value", check_name(name))
-        return _versioned(await fence.read(name, at_least, "HMGET", key, "value", "version"))
+        marks = self.marks.at([name])
+        key = marks.key("value", check_name(name))
+        return _versioned(await marks.read(name, at_least, "HMGET", key, "value", "version"))
 
     async def write(
         self, credential: Credential | None, name: str, value: bytes, *, expect: int | None = None
     ) -> int:
-        version = ("HGET", self.fences.at([name]).key("value", check_name(name)), "version")
+        version = ("HGET", self.marks.at([name]).key("value", check_name(name)), "version")
         compared = [] if expect is None else [Compared(version, str(expect) if expect else None)]
         try:
             replies = await self._write(credential, {name: value}, compared)
@@ -217,15 +217,15 @@ class RedisValues:
         self, credential: Credential | None, values: dict[str, bytes], compared: Sequence[Compared] = ()
     ) -> list[Any]:
         stamp = None if credential is None else one_stamp(credential, KIND)
-        fence = await self.fences.of(list(values), stamp)
+        marks = await self.marks.of(list(values), stamp)
         commands: list[tuple[Word, ...]] = []
         for name, value in values.items():
-            key = fence.key("value", check_name(name))
+            key = marks.key("value", check_name(name))
             commands.append(("HSET", key, "value", check_value(value)))
             commands.append(("HINCRBY", key, "version", 1))
         keys = [words[1] for words in commands[::2]]
         return self._checked(
-            await fence.step(stamp, list(values), commands=commands, compared=compared, keys=keys)
+            await marks.step(stamp, list(values), commands=commands, compared=compared, keys=keys)
         )
 
     def _checked(self, replies: list[Any]) -> list[Any]:
@@ -234,27 +234,27 @@ class RedisValues:
         return replies
 
     async def mark(self, name: str) -> Mark | None:
-        return await self.fences.at([name]).mark(name)
+        return await self.marks.at([name]).mark(name)
 
     async def highest(self) -> int:
-        return (await self.fences.tokens())[1]
+        return (await self.marks.tokens())[1]
 
     async def modes(self) -> dict[str, str]:
-        return dict((await self.fences.home.config())[1].modes)
+        return dict((await self.marks.home.config())[1].modes)
 
     async def set_mode(self, mode: str, pattern: str = "*") -> None:
         new = {check_pattern(pattern): str(Mode.parse(mode))}
-        await self.fences.reconfigure(lambda config: replace(config, modes={**config.modes, **new}))
+        await self.marks.reconfigure(lambda config: replace(config, modes={**config.modes, **new}))
 
     async def unset_mode(self, pattern: str) -> bool:
-        before = await self.fences.reconfigure(
+        before = await self.marks.reconfigure(
             lambda config: replace(config, modes={p: m for p, m in config.modes.items() if p != pattern})
         )
         return pattern in before.modes
 
     async def adopt(self, realm: str) -> None:
         check_realm(realm)
-        await self.fences.reconfigure(lambda config: replace(config, realm=realm))
+        await self.marks.reconfigure(lambda config: replace(config, realm=realm))
 
     async def operate(self, work: Callable[[Operator], Awaitable[T]]) -> T:
         return await work(RedisOperator(self))
@@ -274,11 +274,11 @@ class RedisOperator(ConfigOperator):
     def __init__(self, values: RedisValues) -> None:
         super().__init__(values, KIND)
         self._values = values
-        self._fences = values.fences
+        self._marks = values.marks
 
     async def status(self, table: str | None = None, quiet_for: float = QUIET_SECONDS) -> DatabaseStatus:
-        _, config = await self._fences.home.config()
-        marks, highest = await self._fences.tokens()
+        _, config = await self._marks.home.config()
+        marks, highest = await self._marks.tokens()
         now = datetime.now(UTC)
         found = GuardStatus(
             self._values.url,
@@ -290,20 +290,20 @@ class RedisOperator(ConfigOperator):
             marks=marks,
             highest=highest,
             counts=tuple([count async for count in self._counts(now, quiet_for)]),
-            wrong=(*await self._fences.late(), *await self._fences.strays()),
+            wrong=(*await self._marks.late(), *await self._marks.strays()),
         )
         guards = (advised(found, now, quiet_for),)
-        return DatabaseStatus(now, config.realm, guards, doubts=await self._fences.doubts())
+        return DatabaseStatus(now, config.realm, guards, doubts=await self._marks.doubts())
 
     async def _counts(self, now: datetime, quiet_for: float) -> AsyncIterator[DecisionCount]:
-        for kind, (count, last) in (await self._fences.counts()).items():
+        for kind, (count, last) in (await self._marks.counts()).items():
             verdict, ruling, mode = kind.split(" ")
             recent = count if (now - last).total_seconds() < quiet_for else 0
             yield DecisionCount(verdict, ruling, mode, count, recent, last)
 
     async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
         found = []
-        for at, record in await self._fences.records(limit):
+        for at, record in await self._marks.records(limit):
             mark = mark_in(record["mark"]) if record["mark"] != "-" else None
             verdict, ruling = Verdict(record["verdict"]), Ruling(record["ruling"])
             made = Decision.about(
