@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import secrets
+import sqlite3
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+import fenced
 from evidence.live_page import CHROMIUM, Cast, GuardedOrders
+from fenced.work import Claims
 from fenced_testkit.servers import ServiceServer
 
 pytestmark = pytest.mark.xdist_group("page")
@@ -30,6 +35,15 @@ HIDE = """(hidden) => {
   Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
+JOBS = Claims(
+    table="jobs",
+    name="jobs/{id}",
+    ready="status = 'pending'",
+    taken={"status": "running"},
+    back={"status": "pending"},
+    dead={"status": "failed"},
+    max_attempts=2,
+)
 HOSTILE = '<img src=x onerror="document.title=1">'
 
 
@@ -399,3 +413,40 @@ def test_over_a_server(new_page: NewPage, postgresql_url: str) -> None:
             page.get_by_role("button", name="Take it away", exact=True).click()
             expect(page.locator("#feed li.taken")).to_contain_text("stuck since noon")
             expect(row.locator(".holder")).to_contain_text("patient")
+
+
+def test_who_has_which_row(new_page: NewPage, postgresql_url: str, tmp_path: Path) -> None:
+    """Claims in PostgreSQL and in SQLite: a dead letter, a row that has come back, and a worker with its row."""
+    where = f"sqlite://{tmp_path}/jobs.db"
+    options = ("--guard", postgresql_url, "--guard", where)
+    with (
+        ServiceServer(store=postgresql_url, options=options) as server,
+        fenced.Client(postgresql_url, label="reporter") as client,
+        psycopg.connect(postgresql_url, autocommit=True) as one,
+        contextlib.closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other,
+    ):
+        client.acquire("first").release()
+        for db, key in ((one, "bigint"), (other, "INTEGER")):
+            db.execute(f"CREATE TABLE jobs (id {key} PRIMARY KEY, status text NOT NULL DEFAULT 'pending')")
+            JOBS.install(db, mode="require")
+            db.execute("INSERT INTO jobs (id) VALUES (1), (2), (3), (4)")
+        with JOBS.worker(client) as worker, JOBS.worker(client) as second:
+            for db, by in ((one, worker), (other, second)):
+                taken = by.claim_many(db, 3)
+                taken[0].retry(db, after=0)
+                taken[1].retry(db, after=3600)
+            for db, by in ((one, worker), (other, second)):
+                (again,) = by.claim_many(db, 1)  # its last attempt
+                again.retry(db)
+            page = new_page(server.url())
+            page.goto("/")
+            boxes = page.locator("#guards .work")
+            expect(boxes).to_have_count(2)
+            for box in boxes.all():
+                expect(box).to_contain_text("1 ready (next jobs/4), 1 later, 1 claimed, ⚠ 1 dead letter")
+                expect(box.locator("tbody tr")).to_have_count(1)
+                expect(box.locator("tbody tr")).to_contain_text("jobs/3")
+                expect(box.locator("tbody tr")).to_contain_text("reporter")
+            taken[2].finish(other, status="done")
+            expect(boxes.nth(1)).to_contain_text("0 claimed")
+            assert not Axe().run(page).response["violations"]

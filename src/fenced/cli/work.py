@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -69,13 +68,4 @@ def _status(connection: Any, spec: Spec, limit: int) -> WorkStatus:
 
 def _row(claim: ClaimView) -> tuple[str, ...]:
     age = (datetime.now(UTC) - claim.since).total_seconds()
-    return claim.name, _worker(claim), seconds(max(age, 0.0)), str(claim.attempt)
-
-
-def _worker(claim: ClaimView) -> str:
-    """Who it is, if the authority is in the same database; else the id in `claim_holder`."""
-    if claim.who is None:
-        return claim.holder
-    who = json.loads(claim.who)
-    parts = who if isinstance(who, list) else list(who.values())
-    return " ".join(str(part) for part in parts[1:])
+    return claim.name, claim.worker, seconds(max(age, 0.0)), str(claim.attempt)

@@ -108,7 +108,16 @@ class ClaimView:
     since: datetime
     attempt: int
     who: str | None = None
-    """The label, host and process of the worker, where the authority is in the same database."""
+    """The holder of the worker's lease as the authority stores it, where that is in the same database."""
+
+    @property
+    def worker(self) -> str:
+        """Label, host and process of the worker; else the id in `claim_holder`."""
+        if self.who is None:
+            return self.holder
+        who = json.loads(self.who)
+        parts = who if isinstance(who, list) else list(who.values())
+        return " ".join(str(part) for part in parts[1:])
 
 
 @dataclass(frozen=True, slots=True)

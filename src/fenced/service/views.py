@@ -59,6 +59,31 @@ class StageView(Struct):
     reasons: list[str]
 
 
+class ClaimedRowView(Struct):
+    """A row that a worker has claimed."""
+
+    name: str
+    worker: str
+    """Its label, host and process, where the leases are in the same database; else the end of its lease's name."""
+    since: float
+    """Seconds since 1970, by the clock of the database."""
+    attempt: int
+
+
+class WorkView(Struct):
+    """The rows of a table with claims."""
+
+    ready: int
+    next: str | None
+    """The row that would be claimed next: the oldest, in the order of the claims."""
+    later: int
+    claimed: int
+    dead: int
+    """Dead letters: rows whose attempts are used up."""
+    claims: list[ClaimedRowView]
+    """The oldest claims."""
+
+
 class GuardTableView(Struct):
     """One guarded table, or a guard without tables."""
 
@@ -69,6 +94,8 @@ class GuardTableView(Struct):
     highest: int
     refused: int | None
     wrong: list[str]
+    work: WorkView | None = None
+    """Of a table with claims."""
 
 
 class GuardView(Struct):

@@ -7,13 +7,17 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from fenced.client import registry
 from fenced.errors import Unavailable, Unsupported, redacted
+from fenced.guards.spec import Spec
+from fenced.runtime import clocks
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.logs import OutageLog
 from fenced.service.events import Events
-from fenced.service.views import GuardTableView, GuardView, StageView
+from fenced.service.views import ClaimedRowView, GuardTableView, GuardView, StageView, WorkView
+from fenced.sql.engines import on
 from fenced.values.contracts import Operator
 from fenced.values.rollout import DatabaseStatus, Decision
 
@@ -25,7 +29,12 @@ RETRY_SECONDS = 5.0
 RECORDS_MAX = 100
 
 log = logging.getLogger("fenced.service")
-Reading = tuple[DatabaseStatus | None, list[Decision]]
+WORK_SHARE = 0.05
+"""How much of the time is spent on counting rows, at most: that reads the whole table."""
+CLAIMS_SHOWN = 20
+Work = dict[str, WorkView]
+"""By the name of the guard."""
+Reading = tuple[DatabaseStatus | None, list[Decision], Work]
 
 
 class WatchedGuard:
@@ -43,7 +52,7 @@ class WatchedGuard:
         """The records that are new. The view has the stages, or why it could not be looked at."""
         loop = asyncio.get_running_loop()
         try:
-            state, records = await loop.run_in_executor(self._thread, self._look, status)
+            state, records, work = await loop.run_in_executor(self._thread, self._look, status)
         except Exception as error:  # noqa: BLE001 - drivers raise their own; the page shows it, and it is tried again
             why = str(redacted(str(error))).partition("\n")[0]
             self.view = GuardView(self.view.url, self.view.tables, why or type(error).__name__)
@@ -51,7 +60,7 @@ class WatchedGuard:
             raise Unavailable(why) from None
         self._outages.worked()
         if state is not None:
-            self.view = GuardView(self.view.url, _tables(state))
+            self.view = GuardView(self.view.url, _tables(state, work))
         new = [each for each in records if each not in self._known]
         self._known = set(records)
         return new
@@ -87,12 +96,38 @@ class SqlGuards:
         engine = registry.engine(dsn)
         self._connection = engine.connect(dsn)
         self._operator = engine.operator(self._connection)
+        self._work: Work = {}
+        self._next_count = 0.0
 
     def read(self, status: bool) -> Reading:
-        return step(_read(self._operator, status))
+        state, records = step(_read(self._operator, status))
+        if status and clocks.now() >= self._next_count:
+            began = clocks.now()
+            self._work = step(_work(self._connection))
+            ended = clocks.now()
+            self._next_count = ended + (ended - began) / WORK_SHARE
+        return state, records, self._work
 
     def close(self) -> None:
         self._connection.close()
+
+
+async def _work(connection: Any) -> Work:
+    """Who has which row, of each table with claims."""
+    found = on(connection, "blocking")
+    guards = await found.table(Spec("any", "any"), True).registered()
+    counted = [await found.claims(spec).status(CLAIMS_SHOWN) for spec, _ in guards if spec.claims is not None]
+    return {
+        each.table: WorkView(
+            each.ready,
+            each.oldest,
+            each.later,
+            each.claimed,
+            each.dead,
+            [ClaimedRowView(row.name, row.worker, row.since.timestamp(), row.attempt) for row in each.claims],
+        )
+        for each in counted
+    }
 
 
 class OneGuard:
@@ -102,13 +137,13 @@ class OneGuard:
         self._guard = registry.guard(dsn, BlockingRuntime())
 
     def read(self, status: bool) -> Reading:
-        return step(self._guard.operate(lambda operator: _read(operator, status)))
+        return *step(self._guard.operate(lambda operator: _read(operator, status))), {}
 
     def close(self) -> None:
         step(self._guard.close())
 
 
-async def _read(operator: Operator, status: bool) -> Reading:
+async def _read(operator: Operator, status: bool) -> tuple[DatabaseStatus | None, list[Decision]]:
     try:
         records = await operator.records(limit=RECORDS_MAX)
     except Unsupported:  # some guards only count
@@ -116,7 +151,7 @@ async def _read(operator: Operator, status: bool) -> Reading:
     return await operator.status() if status else None, records
 
 
-def _tables(found: DatabaseStatus) -> list[GuardTableView]:
+def _tables(found: DatabaseStatus, work: Work) -> list[GuardTableView]:
     return [
         GuardTableView(
             each.guard,
@@ -128,6 +163,7 @@ def _tables(found: DatabaseStatus) -> list[GuardTableView]:
             if each.refused is None
             else each.refused,
             list(each.wrong),
+            work.get(each.guard),
         )
         for each in found.guards
     ]

@@ -1,7 +1,7 @@
 // The live page: its stream, its table, its feed, and what an operator can do.
 
 import { drawLanes, lanesOf, lanesOfDrill } from "./lanes.js";
-import { clock, element, explain, isLate, label, number, plural, put, sentence, sign, span, time, where } from "./words.js";
+import { clock, element, explain, isLate, label, number, plural, put, sentence, sign, span, time, where, who } from "./words.js";
 
 const ROWS_MAX = 1000;
 const FEED_MAX = 200;
@@ -459,7 +459,26 @@ function drawStage(table, stage) {
     element("ol", { class: "stages", "aria-label": `Stage ${stage.mode}` }, ...STAGES.map((each, index) =>
       element("li", { class: index < at ? "past" : index === at ? "now" : "", "aria-current": index === at && "step" }, index === at ? `● ${stage.mode}` : each))),
     element("small", { class: "soft" }, `${next}. ${table.refused == null ? "" : `${plural(table.refused, "refusal")}, `}${plural(table.marks, "mark")}, highest ${number.format(table.highest)}.`),
+    stage === table.stages[0] && table.work ? drawWork(table) : "",
     ...table.wrong.map((text) => element("p", { class: "warn" }, `⚠ ${text}`)));
+}
+
+// Rows that workers have claimed. A worker elsewhere than in the table's database is known by the name of its lease.
+function drawWork(table) {
+  const work = table.work, leases = `${table.guard.replace(/^public\./, "")}/workers/`;
+  const worker = (claim) => {
+    const lease = names.get(leases + claim.worker)?.view.held_by;
+    return lease ? who(lease.holder) : claim.worker;
+  };
+  return element("div", { class: "work" },
+    element("p", {}, `${number.format(work.ready)} ready${work.next ? ` (next ${work.next})` : ""}, ${number.format(work.later)} later, ${number.format(work.claimed)} claimed, `,
+      element("span", { class: work.dead ? "warn" : "" }, `${work.dead ? "⚠ " : ""}${plural(work.dead, "dead letter")}`)),
+    work.claims.length ? element("table", {},
+      element("caption", { class: "unseen" }, `Claimed rows of ${table.guard}, the oldest first`),
+      element("thead", {}, element("tr", {}, ...["Row", "Worker", "Since", "Attempt"].map((title) => element("th", { scope: "col" }, title)))),
+      element("tbody", {}, ...work.claims.map((claim) => element("tr", {},
+        element("td", {}, element("code", {}, claim.name)), element("td", {}, worker(claim)),
+        element("td", { "data-since": claim.since }, span(time.now() - claim.since)), element("td", {}, number.format(claim.attempt)))))) : "");
 }
 
 // Keys, filters, and the clock.
@@ -492,6 +511,7 @@ setInterval(() => {
   if (document.hidden) return;
   for (const known of names.values()) if (known.seen && known.row) drawLeft(known);
   drawLately();
+  for (const cell of document.querySelectorAll("[data-since]")) put(cell, span(time.now() - cell.dataset.since));
   if (chosen && !$("take").open) drawDetail();
   if (source && performance.now() - lastMessage > SILENCE_MS) lost();
   if (["long", "late"].includes(document.querySelector("#filters input:checked").value)) drawRows();
