@@ -5,22 +5,24 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
 import fenced
+from bench.claims_rates import rates
 from bench.figures import Figure, ratio
 from bench.interleaved import Action, Effort, medians
 from fenced.work import Claims, ClaimWorker
 from fenced_testkit.servers import PostgresqlServer
 
 ROUNDS, WARM_UP = 1200, 100
-RATE_JOBS, RATE_WORKERS, BATCH = 2000, 8, 10
+KEPT, IDLE = 500, 20
+MEMORY = "/dev/shm"
 COLUMNS = "status text NOT NULL DEFAULT 'pending', priority int NOT NULL DEFAULT 0, input text, output text"
 BARE_CLAIM = {
     "postgresql": "UPDATE bare SET status = 'running' WHERE id = (SELECT id FROM bare WHERE status = 'pending' "
@@ -39,25 +41,55 @@ RUNS = Claims(
 )
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the data is, and what each figure is held to there."""
+
+    name: str
+    statements: float
+    layer: float
+    sqlite: float
+    batches: float
+
+
+PLACES = (Place("memory", 1.5, 1.8, 1.8, 1.2), Place("disk", 1.3, 1.4, 1.3, 1.0))
+
+
 def run(folder: Path, effort: Effort) -> Iterator[Figure]:
-    with PostgresqlServer({"shared_buffers": "128MB"}) as server:
-        url = server.url(server.create_database())
-        with fenced.Client(url) as client, psycopg.connect(url, autocommit=True) as db:
-            client.acquire("first").release()
-            jobs = effort.of(ROUNDS) + effort.size(WARM_UP) + 10
-            _make("postgresql", db, 2 * jobs)
-            with RUNS.worker(client, ttl=60) as worker:
-                yield from _one_at_a_time("PostgreSQL", "postgresql", db, worker, effort)
-            yield from _rates(url, client, effort)
+    for place in PLACES:
+        with contextlib.ExitStack() as stack:
+            where = None
+            if place.name == "memory":
+                where = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=MEMORY, prefix="fenced-")))
+            server = PostgresqlServer({"shared_buffers": "128MB"}, where and where / "server")
+            if where:
+                where.chmod(0o711)  # the server runs as another user
+            yield from _on_postgresql(stack.enter_context(server), place, effort)
+            files = stack.enter_context(tempfile.TemporaryDirectory(dir=where or folder))
+            yield from _on_sqlite(files, place, effort)
+
+
+def _on_postgresql(server: PostgresqlServer, place: Place, effort: Effort) -> Iterator[Figure]:
+    url = server.url(server.create_database())
+    with fenced.Client(url) as client, psycopg.connect(url, autocommit=True) as db:
+        client.acquire("first").release()
+        _make("postgresql", db, 2 * (effort.of(ROUNDS) + effort.size(WARM_UP) + 10) + KEPT)
+        with RUNS.worker(client, ttl=60) as worker:
+            yield from _one_at_a_time("PostgreSQL", "postgresql", db, worker, place, effort)
+        if place.name == "memory":
+            yield from _counts(db, client, effort)
+    yield from rates(url, effort, place.name, place.batches, peers=place.name == "memory")
+
+
+def _on_sqlite(folder: str, place: Place, effort: Effort) -> Iterator[Figure]:
     with (
-        tempfile.TemporaryDirectory(dir=folder) as place,
-        fenced.Client(f"sqlite:///{place}/leases.db") as client,
-        contextlib.closing(sqlite3.connect(f"{place}/data.db", isolation_level=None)) as file,
+        fenced.Client(f"sqlite:///{folder}/leases.db", guarantee="best-effort") as client,
+        contextlib.closing(sqlite3.connect(f"{folder}/data.db", isolation_level=None)) as file,
     ):
         file.execute("PRAGMA journal_mode = WAL")
         _make("sqlite", file, 2 * (effort.of(ROUNDS) + effort.size(WARM_UP) + 10))
         with RUNS.worker(client, ttl=60) as worker:
-            yield from _one_at_a_time("SQLite", "sqlite", file, worker, effort)
+            yield from _one_at_a_time("SQLite", "sqlite", file, worker, place, effort)
 
 
 def _make(engine: str, db: Any, jobs: int) -> None:
@@ -87,19 +119,8 @@ def _bare(engine: str, db: Any) -> Action:
 def _statements(engine: str, db: Any, worker: ClaimWorker) -> Action:
     """The statements that claims send, by the same driver and without our layer."""
     place = "%s" if engine == "postgresql" else "?"
-    sent: list[str] = []
-    session: Any = type(worker._work.tables(db)._session)  # type: ignore[attr-defined]
-    kept = session.records
-
-    async def recorded(self: Any, sql: str, parameters: Any = ()) -> Any:
-        sent.append(sql)
-        return await kept(self, sql, parameters)
-
-    session.records = recorded
-    try:
+    with _sent(db, worker) as sent:
         worker.claim_many(db, 1)
-    finally:
-        session.records = kept
     claim = sent[-1]
     finish = (
         f"UPDATE runs SET status = {place}, output = {place}, claim_holder = NULL, claim_at = NULL, "
@@ -128,7 +149,9 @@ def _ours(db: Any, worker: ClaimWorker) -> Action:
     return job
 
 
-def _one_at_a_time(name: str, engine: str, db: Any, worker: ClaimWorker, effort: Effort) -> Iterator[Figure]:
+def _one_at_a_time(
+    name: str, engine: str, db: Any, worker: ClaimWorker, place: Place, effort: Effort
+) -> Iterator[Figure]:
     bare, statements, whole = medians(
         _bare(engine, db),
         _statements(engine, db, worker),
@@ -136,57 +159,67 @@ def _one_at_a_time(name: str, engine: str, db: Any, worker: ClaimWorker, effort:
         rounds=effort.of(ROUNDS),
         warm_up=effort.size(WARM_UP),
     )
-    what = f"claim and finish a row in {name}, require"
-    layer = 1.4 if engine == "postgresql" else None
+    what = f"claim and finish a row in {name} {place.name}, require"
+    key = f"claim_{engine}_{place.name}"
+    alone, layer = (place.statements, place.layer) if engine == "postgresql" else (place.sqlite, None)
     yield ratio(
-        f"claim_{engine}_statements",
-        f"{what}, statements alone",
-        statements,
-        bare,
-        target=1.3,
-        against=AGAINST,
+        f"{key}_statements", f"{what}, statements alone", statements, bare, target=alone, against=AGAINST
     )
-    yield ratio(f"claim_{engine}", f"{what}, with our layer", whole, bare, target=layer, against=AGAINST)
+    yield ratio(key, f"{what}, with our layer", whole, bare, target=layer, against=AGAINST)
 
 
-def _rates(url: str, client: fenced.Client, effort: Effort) -> Iterator[Figure]:
-    """Jobs a second of eight workers: batches of ten against bare single claims."""
-    jobs = effort.size(RATE_JOBS)
-    with psycopg.connect(url, autocommit=True) as db:
-        for table in ("bare", "runs"):
-            db.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER; DELETE FROM {table}")
-            db.execute(
-                f"INSERT INTO {table} (id, input) SELECT n, 'x' FROM generate_series(1, {jobs}) AS n; "
-                f"ALTER TABLE {table} ENABLE TRIGGER USER; ANALYZE {table}"
-            )
-    ours = _timed(url, lambda db: _batches(db, client))
-    bare = _timed(url, _singles)
-    against = f"{RATE_WORKERS} workers, bare single claims"
-    what = f"{jobs} rows by {RATE_WORKERS} workers in PostgreSQL, batches of {BATCH}"
-    yield ratio("claim_postgresql_batches", what, ours, bare, target=1.0, against=against)
-
-
-def _timed(url: str, work: Callable[[Any], None]) -> float:
-    def worker() -> None:
-        with psycopg.connect(url, autocommit=True) as db:
-            work(db)
-
-    threads = [threading.Thread(target=worker) for _ in range(RATE_WORKERS)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return time.perf_counter() - began
-
-
-def _batches(db: Any, client: fenced.Client) -> None:
+def _counts(db: Any, client: fenced.Client, effort: Effort) -> Iterator[Figure]:
+    """What a worker writes to keep its claims, and what it sends when nothing is ready."""
+    with RUNS.worker(client, ttl=0.6) as worker:
+        claimed = worker.claim_many(db, effort.size(KEPT))
+        first = before = _versions(db)
+        for _ in range(3):  # renewals
+            while (now := _versions(db)) == before:
+                time.sleep(0.02)
+            before = now
+        written = {table for table, *_ in first ^ now}
+        rows = len(now - first)
+        for run in claimed:
+            run.finish(db, status="done")
+    what = f"rows written in three renewals of a worker with {len(claimed)} claims"
+    yield Figure("claim_renewal_rows", what, rows, "rows", 1.0, f"in {', '.join(written)}")
+    db.execute("UPDATE runs SET status = 'later' WHERE status = 'pending' AND claim_token IS NULL")
     with RUNS.worker(client, ttl=60) as worker:
-        while found := worker.claim_many(db, BATCH):
-            for run in found:
-                run.finish(db, status="done", output="x")
+        worker.claim_many(db, 1)  # looks for dead workers, which it does every third of its ttl
+        with _sent(db, worker) as sent:
+            for _ in range(IDLE):
+                worker.claim_many(db, 1)
+    yield Figure("claim_idle", "statements of an idle poll", len(sent) / IDLE, "", 1.0, f"{IDLE} polls")
 
 
-def _singles(db: Any) -> None:
-    while (found := db.execute(BARE_CLAIM["postgresql"]).fetchone()) is not None:
-        db.execute("UPDATE bare SET status = 'done', output = 'x' WHERE id = %s", (found[0],))
+def _versions(db: Any) -> set[tuple[str, str, str]]:
+    """The newest version of each claimed row, and of each lease: a row that is written has a new one."""
+    return set(
+        db.execute(
+            "SELECT 'runs', id::text, xmin::text FROM runs WHERE claim_holder IS NOT NULL "
+            "UNION ALL SELECT 'fenced.attempt', id::text, xmin::text FROM fenced.attempt WHERE state = 'granted'"
+        ).fetchall()
+    )
+
+
+@contextlib.contextmanager
+def _sent(db: Any, worker: ClaimWorker) -> Iterator[list[str]]:
+    """Every statement that claims send meanwhile."""
+    sent: list[str] = []
+    session: Any = type(worker._work.tables(db)._session)  # type: ignore[attr-defined]
+    kept = {name: getattr(session, name) for name in ("records", "run")}
+
+    def recorded(name: str) -> Callable[..., Any]:
+        async def call(self: Any, sql: str, parameters: Any = ()) -> Any:
+            sent.append(sql)
+            return await kept[name](self, sql, parameters)
+
+        return call
+
+    try:
+        for name in kept:
+            setattr(session, name, recorded(name))
+        yield sent
+    finally:
+        for name, method in kept.items():
+            setattr(session, name, method)
