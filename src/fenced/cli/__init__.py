@@ -39,6 +39,8 @@ COMMANDS = {
     "proxy": ("fenced.cli.proxy:proxy", "Put an HTTP service behind a fence, without a change to it."),
     "doctor": ("fenced.cli.doctor:doctor", "Say whether an authority and its guards are safe together."),
     "tune": ("fenced.cli.tune:tune", "Choose a ttl by the pauses of your machines."),
+    "exporter": ("fenced.cli.exporter:exporter", "Show Prometheus what guards and authorities know."),
+    "alerts": ("fenced.cli.alerts:alerts", "Print alerts for Prometheus, and a dashboard."),
     "drill": ("fenced.drills.command:drill", "Stop a holder past its ttl and see whether it is refused."),
     "help": ("fenced.cli.topics:help_", "Explain a command, or the exit statuses (`fenced help exits`)."),
 }

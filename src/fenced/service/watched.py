@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fenced.client import registry
+from fenced.client.operated import OperatedGuards
 from fenced.errors import Unavailable, Unsupported, redacted
 from fenced.guards.spec import Spec
 from fenced.runtime import clocks
-from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.runtime.blocking import step
 from fenced.runtime.logs import OutageLog
 from fenced.service.events import Events
 from fenced.service.views import ClaimedRowView, GuardTableView, GuardView, StageView, WorkView
@@ -93,23 +94,21 @@ class SqlGuards:
     """The guarded tables of a database. Used in one thread."""
 
     def __init__(self, dsn: str) -> None:
-        engine = registry.engine(dsn)
-        self._connection = engine.connect(dsn)
-        self._operator = engine.operator(self._connection)
+        self._guards = OperatedGuards(dsn)
         self._work: Work = {}
         self._next_count = 0.0
 
     def read(self, status: bool) -> Reading:
-        state, records = step(_read(self._operator, status))
+        state, records = self._guards.run(lambda operator: _read(operator, status))
         if status and clocks.now() >= self._next_count:
             began = clocks.now()
-            self._work = step(_work(self._connection))
+            self._work = step(_work(self._guards.connection))
             ended = clocks.now()
             self._next_count = ended + (ended - began) / WORK_SHARE
         return state, records, self._work
 
     def close(self) -> None:
-        self._connection.close()
+        self._guards.close()
 
 
 async def _work(connection: Any) -> Work:
@@ -134,13 +133,13 @@ class OneGuard:
     """A guard that guards no tables. Used in one thread."""
 
     def __init__(self, dsn: str) -> None:
-        self._guard = registry.guard(dsn, BlockingRuntime())
+        self._guards = OperatedGuards(dsn)
 
     def read(self, status: bool) -> Reading:
-        return *step(self._guard.operate(lambda operator: _read(operator, status))), {}
+        return *self._guards.run(lambda operator: _read(operator, status)), {}
 
     def close(self) -> None:
-        step(self._guard.close())
+        self._guards.close()
 
 
 async def _read(operator: Operator, status: bool) -> tuple[DatabaseStatus | None, list[Decision]]:

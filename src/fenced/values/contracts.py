@@ -412,6 +412,15 @@ class Operator:
         """How far the rollout has come; the next stage counts as safe after `quiet_for` quiet seconds."""
         raise self._lacks("status")
 
+    async def figures(self) -> DatabaseStatus:
+        """The status without advice, and without what takes longer the more marks there are (see `extent`)."""
+        return await self.status()
+
+    async def extent(self) -> tuple[int, int]:
+        """About how many names have a mark, and the highest token; 0: it would take too long to know."""
+        guards = (await self.status()).guards
+        return sum(guard.marks for guard in guards), max((guard.highest for guard in guards), default=0)
+
     async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
         """The newest recorded decisions, oldest first."""
         raise self._lacks("audit")

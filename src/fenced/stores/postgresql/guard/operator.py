@@ -47,6 +47,7 @@ SQL = sqlfile.load(Path(__file__).with_name("operator.sql"))
 OVERRIDE_SECONDS = (1.0, 86_400.0)
 KEEP = 10_000
 """How many records are kept one by one."""
+_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET LOCAL jit = off"
 _LOCK_LIMIT = f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"
 DROPPED_AT_ONCE = 5_000
 """How many marks one transaction deletes."""
@@ -76,13 +77,21 @@ class PostgresqlOperator(Operator):
     async def status(self, table: str | None = None, quiet_for: float = QUIET_SECONDS) -> DatabaseStatus:
         """Every guard, or that of one table, as it is now. A next stage is safe after `quiet_for` quiet seconds."""
         # The server would compile these queries: that takes a second, and running them a few milliseconds.
-        snapshot = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET LOCAL jit = off"
         only = None if table is None else _spec(table).table
-        return await self._within(snapshot, lambda: self._status(only, quiet_for))
+        return await self._within(_SNAPSHOT, lambda: self._status(only, quiet_for))
 
-    async def _status(self, only: str | None, quiet_for: float) -> DatabaseStatus:
+    async def figures(self) -> DatabaseStatus:
+        return await self._within(_SNAPSHOT, lambda: self._status(None, QUIET_SECONDS, marks=False))
+
+    async def extent(self) -> tuple[int, int]:
+        ((marks, highest),) = await self._within(_SNAPSHOT, lambda: self._run("extent"))
+        return int(marks), int(highest)
+
+    async def _status(self, only: str | None, quiet_for: float, *, marks: bool = True) -> DatabaseStatus:
         ((now, realm, *trust),) = await self._run("database")
-        guards = [advised(guard, now, quiet_for) for guard in await self._guards(quiet_for, only)]
+        guards = await self._guards(quiet_for, only, marks)
+        if marks:
+            guards = [advised(guard, now, quiet_for) for guard in guards]
         found = await schema.look(self._session)
         status = DatabaseStatus(now, realm, tuple(guards), *trust)
         ((*store, shows, standbys, behind),) = await self._run("store")
@@ -96,7 +105,7 @@ class PostgresqlOperator(Operator):
             local_clock=False,
         )
 
-    async def _guards(self, quiet_for: float, only: str | None) -> list[GuardStatus]:
+    async def _guards(self, quiet_for: float, only: str | None, counts_marks: bool) -> list[GuardStatus]:
         rows = await self._run("guards")
         chosen = [row for row in rows if only in (None, row[0])]
         if only is not None and not chosen:
@@ -109,7 +118,9 @@ class PostgresqlOperator(Operator):
         bypass = _by_guard(await self._run("bypass", may_replicate=await self._may_replicate()))
         found = []
         for guard, template, rule, mandatory, epoch, refused, made, oid, claims in chosen:
-            ((marks, highest),) = await self._run("marks", names=text_literal(_names(template)))
+            marks = highest = 0
+            if counts_marks:
+                ((marks, highest),) = await self._run("marks", names=text_literal(_names(template)))
             gone = ["the table was dropped or renamed"] if oid is None else []
             if mandatory and made != (claiming.DIGEST if claims else DIGEST):
                 gone.append(f"its triggers are those of another version of fenced: {schema.UPGRADE}")

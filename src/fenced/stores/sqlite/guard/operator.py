@@ -67,11 +67,23 @@ class SqliteOperator(Operator):
 
     async def status(self, table: str | None = None, quiet_for: float = QUIET_SECONDS) -> DatabaseStatus:
         """Every guard, or that of one table, as it is now."""
+        return await self._status(table, quiet_for, marks=True)
+
+    async def figures(self) -> DatabaseStatus:
+        return await self._status(None, QUIET_SECONDS, marks=False)
+
+    async def extent(self) -> tuple[int, int]:
+        ((rows, highest),) = await self._run("SELECT count(*), coalesce(max(token), 0) FROM fenced_mark")
+        return rows, highest
+
+    async def _status(self, table: str | None, quiet_for: float, *, marks: bool) -> DatabaseStatus:
         now = datetime.now(UTC)
         rows = [row for row in await self._run(_GUARDS) if table in (None, row[0])]
         if not rows:
             raise Misconfigured(f"no guard is installed for {table or 'any table'}")
-        guards = [advised(await self._guard(*row), now, quiet_for) for row in rows]
+        guards = [await self._guard(*row, counts_marks=marks) for row in rows]
+        if marks:
+            guards = [advised(guard, now, quiet_for) for guard in guards]
         files = await self._run("SELECT file FROM pragma_database_list WHERE name = 'main'")
         doubts = doubts_about(Path(files[0][0]), "marks") if files and files[0][0] else ()
         stored = await install.stored_schema(self._run)
@@ -94,13 +106,23 @@ class SqliteOperator(Operator):
         return [spec.table for spec, _ in guards]
 
     async def _guard(
-        self, guard: str, template: str, rule: str, triggers: int, realm: str | None, there: int
+        self,
+        guard: str,
+        template: str,
+        rule: str,
+        triggers: int,
+        realm: str | None,
+        there: int,
+        *,
+        counts_marks: bool,
     ) -> GuardStatus:
         modes = await self._run(_MODES, (guard,))
         current = {mode for _, mode in modes}
         spec = Spec(guard, template)
         pattern = "".join("*" if column else piece for piece, column in spec.pieces)
-        ((marks, highest),) = await self._run(_MARKS, (install.glob_of(pattern), pattern.count("/")))
+        marks = highest = 0
+        if counts_marks:
+            ((marks, highest),) = await self._run(_MARKS, (install.glob_of(pattern), pattern.count("/")))
         counts = [
             DecisionCount(verdict, _ruling(verdict, mode), mode, count, count if mode in current else 0)
             for verdict, mode, count in await self._run(_TALLY, (guard,))
