@@ -129,9 +129,9 @@ class GuardLooker(Looker):
                 key = guard.guard, each.pattern
                 overridden[key] = self._overridden.get(key, clocks.now())
                 numbers.set("fenced_guard_override_age_seconds", clocks.now() - overridden[key], *key)
-        for each in keys:
-            if each.revoked is None:
-                numbers.set("fenced_key_age_seconds", _seconds(status.now, each.added), each.id)
+        for view in keys:
+            if view.revoked is None:
+                numbers.set("fenced_key_age_seconds", _seconds(status.now, view.added), view.id)
         marks, self.highest = self._extent
         if self.highest:
             numbers.set("fenced_guard_marks", marks, "")
