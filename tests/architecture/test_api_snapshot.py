@@ -55,7 +55,8 @@ MODULES = (
     "fenced_testkit",
 )
 INTERNAL = set(
-    "__main__ cli client core diagnosis drills guards http1 leases monitoring net proxy runtime service stores values".split()
+    "__main__ cli client core diagnosis drills guards http1 leases monitoring net proxy runtime service stores "
+    "values".split()
 )
 """Modules at the top that a program does not import: what they offer is in the others."""
 NEED_A_PACKAGE = {

@@ -65,7 +65,7 @@ def test_alerts_and_panels_name_metrics_of_the_table() -> None:
 
 
 def test_every_alert_has_a_runbook() -> None:
-    page = (ROOT / "docs" / "runbooks.md").read_text()
+    page = (ROOT / "docs" / "runbooks" / "alerts.md").read_text()
     for alert in ALERTS:
         section = page.partition(f"\n## {alert.name}\n")[2].partition("\n## ")[0]
         for part in ("What you see", "Why", "What to do", "On purpose"):
