@@ -91,8 +91,10 @@ class Once(_Once):
             return None
         lease = self._hold.__enter__()
         try:
-            # Announces before it reads: after this no earlier runner can write the mark that is read here.
-            if not self._is_done(self._marks.read(lease, self._place.name)):
+            # Whoever has waited finds the mark as a rule, and a mark only rises: a look without a stamp is enough. Else
+            # it announces before it reads: after that no earlier runner can write the mark that is read here.
+            name = self._place.name
+            if not self._is_done(self._marks.peek(name)) and not self._is_done(self._marks.read(lease, name)):
                 self._turn = lease
                 return lease
         except BaseException as error:
@@ -131,8 +133,12 @@ class AsyncOnce(_Once):
             return None
         lease = await self._hold.__aenter__()
         try:
-            # Announces before it reads: after this no earlier runner can write the mark that is read here.
-            if not self._is_done(await self._marks.read(lease, self._place.name)):
+            # Whoever has waited finds the mark as a rule, and a mark only rises: a look without a stamp is enough. Else
+            # it announces before it reads: after that no earlier runner can write the mark that is read here.
+            name = self._place.name
+            if not self._is_done(await self._marks.peek(name)) and not self._is_done(
+                await self._marks.read(lease, name)
+            ):
                 self._turn = lease
                 return lease
         except BaseException as error:
