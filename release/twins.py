@@ -31,6 +31,8 @@ WORDS = (
     (r"\bAioRuntime\b", "BlockingRuntime"),
     (r"\bAwaitable\[object\]", "object"),
     (r"\bredis\.asyncio\b", "redis"),
+    (r"\n +If the lease is lost, the body is cancelled\.", ""),
+    (r"Belongs to the loop that first uses it", "Connects at first use; safe to share between threads"),
     (r"[,;]? for asyncio\b", ""),
     (r"\ban asyncio program\b", "a program"),
     (r"\bTasks may share\b", "Threads may share"),

@@ -264,6 +264,7 @@ def test_marks_of_ids_without_end_share_slots_and_end(
         now[0] += 61
         with client.once("task/d", 1, keep=60) as turn:
             assert turn
+        assert client._marks is not None
         value = client._marks.peek("once/slot/0").value
         assert ticks.read(value).keys() == {"task/d"}
 

@@ -42,6 +42,9 @@ Guarantee = Literal["strict", "best-effort"]
 class ClientBase:
     """What both clients share: their address, and the engine that is made at first use."""
 
+    _marks: Any = None
+    """What `once` has opened."""
+
     def __init__(
         self,
         url: str,
@@ -65,7 +68,6 @@ class ClientBase:
         self._runtime = self._make_runtime()
         self._lock = threading.Lock()
         self._made_engine: LeaseEngine | None = None
-        self._marks: Any = None  # Values or AsyncValues, when `once` has opened them
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._authority: Authority = registry.authority(url, self._runtime, self._namespace)
         self._given_url = url
@@ -138,10 +140,171 @@ def _end_dropped_client(engine: LeaseEngine, who: str) -> None:
         )
 
 
+class AsyncClient(ClientBase):
+    """Takes leases from one authority, for asyncio. Belongs to the loop that first uses it."""
+
+    _runtime: AioRuntime
+    _marks: AsyncValues | None
+
+    def _make_runtime(self) -> AioRuntime:
+        from fenced.runtime.aio import AioRuntime
+
+        return AioRuntime()
+
+    async def acquire(
+        self,
+        *names: str,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+    ) -> AsyncLease:
+        """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
+        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
+        return AsyncLease(await self._engine.acquire(request), self)
+
+    def hold(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> AsyncLeaseContext[AsyncLease]:
+        """`async with client.hold(name) as lease:` waits in a fair queue; the lease is renewed in the background.
+
+        Raises NotGranted after `wait` seconds. Leaving the block releases the lease; LeaseLost if it was lost before.
+        If the lease is lost, the body is cancelled.
+        After a block that did not raise, nobody is granted the name until `at_least_for` seconds after the grant.
+        """
+        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
+        return AsyncLeaseContext(self, request, announcers(guards))
+
+    def hold_all(
+        self,
+        names: Iterable[str],
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> AsyncLeaseContext[AsyncLease]:
+        """Hold several names under one token: all or none, without deadlock or starvation."""
+        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
+        return AsyncLeaseContext(self, request, announcers(guards))
+
+    def try_hold(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = 0.0,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> AsyncLeaseContext[AsyncLease | None]:
+        """`async with client.try_hold(name) as lease:` where lease is None when it was not granted."""
+        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
+        return AsyncLeaseContext(self, request, announcers(guards), optional=True)
+
+    def held(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> AsyncHeld[AsyncLease]:
+        """A decorator: every call holds `name` and gets the lease as its first argument, a method after `self`.
+
+        `held("stock/{sku}")` fills the field by the argument `sku` of each call.
+        """
+        template, request = templated(name, ttl, wait, max_hold, lock_delay, at_least_for)
+        announced = announcers(guards)
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            held = HeldFunction(function, template, request, self._runtime.colour)
+
+            @functools.wraps(function)
+            async def call(*args: Any, **kwargs: Any) -> Any:
+                asked = held.request(args, kwargs)
+                context: AsyncLeaseContext[AsyncLease] = AsyncLeaseContext(self, asked, announced)
+                async with context as lease:
+                    return await function(*held.arguments(lease, args), **kwargs)
+
+            call.__signature__ = held.signature  # type: ignore[attr-defined]
+            return call
+
+        return decorate
+
+    def once(
+        self,
+        name: str,
+        version: int,
+        *,
+        marks: AsyncValues | None = None,
+        keep: Seconds | None = None,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        covers: Iterable[str] = (),
+    ) -> AsyncOnce:
+        """`async with client.once("schema", version=7) as turn:` work that is done once, in the order of versions.
+
+        `turn` is None if this version or a later one is done, else a lease that also `covers` what the work writes.
+        Others wait, then skip. A block that raises leaves no mark. Marks are values in the authority's store (in SQLite
+        a file beside it), or in `marks`. `keep`: forget the mark after so many seconds, for ids without end."""
+        from fenced.client.once import AsyncOnce, marks_beside
+
+        if marks is None:
+            with self._lock:  # two threads that use the marks first must not open them twice
+                if self._marks is None:
+                    from fenced.client.values import AsyncValues
+
+                    self._marks = AsyncValues(marks_beside(self._given_url))
+                marks = self._marks
+        return AsyncOnce(self, marks, name, version, keep, ttl, wait, covers)
+
+    def _forked(self) -> None:
+        super()._forked()
+        self._runtime.forked()
+
+    async def close(self) -> None:
+        """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
+        await self._engine.close()
+        if self._marks is not None:
+            await self._marks.close()
+        self._runtime.close()
+        self._detach_finalizer()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+# generated: the blocking twins of the asyncio classes above, by `python -m release.twins`
+
+
 class Client(ClientBase):
     """Takes leases from one authority. Connects at first use; safe to share between threads."""
 
+    _runtime: BlockingRuntime
+    _marks: Values | None
+
     def _make_runtime(self) -> BlockingRuntime:
+        from fenced.runtime.blocking import BlockingRuntime
+
         return BlockingRuntime()
 
     def acquire(
@@ -202,7 +365,7 @@ class Client(ClientBase):
         at_least_for: Seconds = 0.0,
         guards: Iterable[Announces] = (),
     ) -> LeaseContext[Lease | None]:
-        """`with client.try_hold(name) as lease:` where lease is None when the name was not granted."""
+        """`with client.try_hold(name) as lease:` where lease is None when it was not granted."""
         request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
         return LeaseContext(self, request, announcers(guards), optional=True)
 
@@ -225,16 +388,12 @@ class Client(ClientBase):
         announced = announcers(guards)
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            if _runs_later(function):
-                raise Misuse(
-                    "held() does not accept generators or coroutines: their body would run after the lease is released"
-                )
-
-            held = HeldFunction(function, template, request)
+            held = HeldFunction(function, template, request, self._runtime.colour)
 
             @functools.wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
-                context: LeaseContext[Lease] = LeaseContext(self, held.request(args, kwargs), announced)
+                asked = held.request(args, kwargs)
+                context: LeaseContext[Lease] = LeaseContext(self, asked, announced)
                 with context as lease:
                     return function(*held.arguments(lease, args), **kwargs)
 
@@ -270,11 +429,16 @@ class Client(ClientBase):
                 marks = self._marks
         return Once(self, marks, name, version, keep, ttl, wait, covers)
 
+    def _forked(self) -> None:
+        super()._forked()
+        self._runtime.forked()
+
     def close(self) -> None:
         """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
         step(self._engine.close())
         if self._marks is not None:
             self._marks.close()
+        self._runtime.close()
         self._detach_finalizer()
 
     def __enter__(self) -> Client:
@@ -284,9 +448,7 @@ class Client(ClientBase):
         self.close()
 
 
-def _runs_later(function: Callable[..., object]) -> bool:
-    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    return any(kind(function) for kind in kinds)
+# end
 
 
 class _LeaseContextBase:
@@ -355,156 +517,6 @@ class LeaseContext(_LeaseContextBase, Generic[L]):
                 step(lease._engine.release_at_exit(lease._grant, raised=exc is not None))
             finally:  # even if the release is interrupted, the keeper must stop renewing
                 lease._engine.keeper.drop(lease._grant.secret)
-
-
-class AsyncClient(ClientBase):
-    """Takes leases from one authority, for asyncio. Belongs to the loop that first uses it."""
-
-    _runtime: AioRuntime
-
-    def _make_runtime(self) -> AioRuntime:
-        from fenced.runtime.aio import AioRuntime
-
-        return AioRuntime()
-
-    async def acquire(
-        self,
-        *names: str,
-        ttl: Seconds = timing.TTL_DEFAULT,
-        wait: Seconds | None = None,
-        max_hold: Seconds | None = None,
-        lock_delay: Seconds = 0.0,
-        at_least_for: Seconds = 0.0,
-    ) -> AsyncLease:
-        """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
-        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
-        return AsyncLease(await self._engine.acquire(request), self)
-
-    def hold(
-        self,
-        name: str,
-        *,
-        ttl: Seconds = timing.TTL_DEFAULT,
-        wait: Seconds | None = None,
-        max_hold: Seconds | None = None,
-        lock_delay: Seconds = 0.0,
-        at_least_for: Seconds = 0.0,
-        guards: Iterable[Announces] = (),
-    ) -> AsyncLeaseContext[AsyncLease]:
-        """`async with client.hold(name) as lease:` the body is cancelled when the lease is lost."""
-        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
-        return AsyncLeaseContext(self, request, announcers(guards))
-
-    def hold_all(
-        self,
-        names: Iterable[str],
-        *,
-        ttl: Seconds = timing.TTL_DEFAULT,
-        wait: Seconds | None = None,
-        max_hold: Seconds | None = None,
-        lock_delay: Seconds = 0.0,
-        at_least_for: Seconds = 0.0,
-        guards: Iterable[Announces] = (),
-    ) -> AsyncLeaseContext[AsyncLease]:
-        """Hold several names under one token: all or none, without deadlock or starvation."""
-        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
-        return AsyncLeaseContext(self, request, announcers(guards))
-
-    def try_hold(
-        self,
-        name: str,
-        *,
-        ttl: Seconds = timing.TTL_DEFAULT,
-        wait: Seconds | None = 0.0,
-        max_hold: Seconds | None = None,
-        lock_delay: Seconds = 0.0,
-        at_least_for: Seconds = 0.0,
-        guards: Iterable[Announces] = (),
-    ) -> AsyncLeaseContext[AsyncLease | None]:
-        """`async with client.try_hold(name) as lease:` where lease is None when it was not granted."""
-        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
-        return AsyncLeaseContext(self, request, announcers(guards), optional=True)
-
-    def held(
-        self,
-        name: str,
-        *,
-        ttl: Seconds = timing.TTL_DEFAULT,
-        wait: Seconds | None = None,
-        max_hold: Seconds | None = None,
-        lock_delay: Seconds = 0.0,
-        at_least_for: Seconds = 0.0,
-        guards: Iterable[Announces] = (),
-    ) -> AsyncHeld[AsyncLease]:
-        """A decorator: every call holds `name` and gets the lease as its first argument, a method after `self`.
-
-        `held("stock/{sku}")` fills the field by the argument `sku` of each call.
-        """
-        template, request = templated(name, ttl, wait, max_hold, lock_delay, at_least_for)
-        announced = announcers(guards)
-
-        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            if not inspect.iscoroutinefunction(function):
-                raise Misuse("held() of an AsyncClient accepts only `async def` functions that do not yield")
-
-            held = HeldFunction(function, template, request)
-
-            @functools.wraps(function)
-            async def call(*args: Any, **kwargs: Any) -> Any:
-                asked = held.request(args, kwargs)
-                context: AsyncLeaseContext[AsyncLease] = AsyncLeaseContext(self, asked, announced)
-                async with context as lease:
-                    return await function(*held.arguments(lease, args), **kwargs)
-
-            call.__signature__ = held.signature  # type: ignore[attr-defined]
-            return call
-
-        return decorate
-
-    def once(
-        self,
-        name: str,
-        version: int,
-        *,
-        marks: AsyncValues | None = None,
-        keep: Seconds | None = None,
-        ttl: Seconds = timing.TTL_DEFAULT,
-        wait: Seconds | None = None,
-        covers: Iterable[str] = (),
-    ) -> AsyncOnce:
-        """`async with client.once("schema", version=7) as turn:` work that is done once, in the order of versions.
-
-        `turn` is None if this version or a later one is done, else a lease that also `covers` what the work writes.
-        Others wait, then skip. A block that raises leaves no mark. Marks are values in the authority's store (in SQLite
-        a file beside it), or in `marks`. `keep`: forget the mark after so many seconds, for ids without end."""
-        from fenced.client.once import AsyncOnce, marks_beside
-
-        if marks is None:
-            with self._lock:  # two threads that use the marks first must not open them twice
-                if self._marks is None:
-                    from fenced.client.values import AsyncValues
-
-                    self._marks = AsyncValues(marks_beside(self._given_url))
-                marks = self._marks
-        return AsyncOnce(self, marks, name, version, keep, ttl, wait, covers)
-
-    def _forked(self) -> None:
-        super()._forked()
-        self._runtime.forked()
-
-    async def close(self) -> None:
-        """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
-        await self._engine.close()
-        if self._marks is not None:
-            await self._marks.close()
-        self._runtime.close()
-        self._detach_finalizer()
-
-    async def __aenter__(self) -> AsyncClient:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
 
 
 class AsyncLeaseContext(_LeaseContextBase, Generic[L]):
