@@ -22,8 +22,7 @@ from typing import Any
 import pytest
 
 import fenced
-from fenced.client import decorating, once
-from fenced.client import faces as client
+from fenced.client import contexts, decorating, once
 from fenced.sql import clauses
 from release import twins as generated
 
@@ -224,7 +223,7 @@ OTHER_NAMES = {
 
 
 HANDED_OUT_TWINS = (
-    (client.LeaseContext, client.AsyncLeaseContext),
+    (contexts.LeaseContext, contexts.AsyncLeaseContext),
     (clauses.Clause, clauses.AsyncClause),
     (once.Once, once.AsyncOnce),
     (decorating.Held, decorating.AsyncHeld),

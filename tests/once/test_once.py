@@ -171,7 +171,7 @@ def overtake(client: fenced.Client, lease: fenced.Lease) -> None:
 RUNNER = """
 import os, sys, fenced
 url, folder, dies_at = sys.argv[1:]
-from fenced.client import once, faces
+from fenced.client import once, contexts
 def die(*_, **__): os._exit(9)
 def dying(kind, name, after):
     real = getattr(kind, name)
@@ -181,8 +181,8 @@ def dying(kind, name, after):
         die()
     setattr(kind, name, call)
 PLACES = {
-    "before the lease": (faces.LeaseContext, "__enter__", False),
-    "with the lease": (faces.LeaseContext, "__enter__", True),
+    "before the lease": (contexts.LeaseContext, "__enter__", False),
+    "with the lease": (contexts.LeaseContext, "__enter__", True),
     "after the read": (fenced.Values, "read", True), "before the mark": (fenced.Values, "write", False),
     "after the mark": (fenced.Values, "write", True), "in the work": None, "": None,
 }

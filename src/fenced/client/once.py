@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from fenced.client import registry
-from fenced.client.faces import AsyncClient, AsyncLeaseContext, Client, LeaseContext
+from fenced.client.contexts import AsyncLeaseContext, LeaseContext
+from fenced.client.faces import AsyncClient, Client
 from fenced.client.leases import AsyncLease, Lease
 from fenced.client.values import AsyncValues, Values
 from fenced.core.acquiring import LeaseRequest
