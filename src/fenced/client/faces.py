@@ -36,7 +36,10 @@ Guarantee = Literal["strict", "best-effort"]
 
 
 class ClientBase:
-    """What both clients share: their address, and the engine that is made at first use."""
+    """What both clients share: their address, and the engine that is made at first use.
+
+    Client is generated from AsyncClient. So what the colours do differently is here, by `self._runtime.colour`.
+    """
 
     _marks: Any = None
     """What `once` has opened."""
