@@ -23,6 +23,7 @@ from typing import Any
 import fenced
 from evidence import (
     authority_storms,
+    celery_visibility,
     claim_storm,
     drills,
     guard_holders,
@@ -203,6 +204,7 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "guard_holders": lambda _: holders(),
     "live_page": lambda _: live_page.run(),
     "claim_storm": lambda _: claim_storm.run(),
+    "celery_visibility": lambda _: celery_visibility.run(),
     "message_storm": lambda _: message_storm.run(),
     "service_kills": lambda _: service_kills.run(),
     "service_crashes": lambda _: service_crashes.run(),

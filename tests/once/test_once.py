@@ -241,7 +241,7 @@ def test_of_many_machines_one_runs_and_the_others_skip(tmp_path: Path) -> None:
 
 def test_each_tick_once_with_clocks_that_disagree_and_machines_that_stop(tmp_path: Path) -> None:
     """A machine that is stopped in its turn leaves no mark, and its successor runs that tick under a higher token."""
-    found = ticking.measure(f"sqlite:///{tmp_path}/leases.db", tmp_path, count=20, processes=3)
+    found = ticking.measure(f"sqlite:///{tmp_path}/leases.db", tmp_path, count=20, processes=3, work=0.1)
     assert found["each marked once, none left out"], found
     assert found["in the order of tokens"] and found["exit statuses"] == [0], found
 
