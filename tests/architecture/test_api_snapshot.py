@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 
 import fenced
-from fenced.client import contexts, decorating, once
+from fenced.client import decorating, once
+from fenced.client import faces as client
 from fenced.sql import clauses
 from release import twins as generated
 
@@ -223,7 +224,7 @@ OTHER_NAMES = {
 
 
 HANDED_OUT_TWINS = (
-    (contexts.LeaseContext, contexts.AsyncLeaseContext),
+    (client.LeaseContext, client.AsyncLeaseContext),
     (clauses.Clause, clauses.AsyncClause),
     (once.Once, once.AsyncOnce),
     (decorating.Held, decorating.AsyncHeld),

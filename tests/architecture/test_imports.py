@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from release.lines import lines_of
-
 pytestmark = pytest.mark.xdist_group("architecture")  # the sources are parsed once
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +36,12 @@ LARGE_FILES = {
     "src/fenced/proxy/gate.py": 600,
     "src/fenced/service/api.py": 600,
     "src/fenced/service/live.py": 600,
+    # Twins: the same face twice, side by side.
+    "src/fenced/client/faces.py": 550,
     # Lists of checks.
     "src/fenced/testing/authorities.py": 552,
     "src/fenced/testing/guards.py": 525,
-    "testkit/src/fenced_testkit/outages.py": 612,
+    "testkit/src/fenced_testkit/outages.py": 564,
     # Servers and networks in memory, each modelled in one place.
     "testkit/src/fenced_testkit/interleaving.py": 431,
     "testkit/src/fenced_testkit/runtime/network.py": 487,
@@ -94,8 +94,7 @@ def sizes() -> Iterator[tuple[str, int, int]]:
     """Each file and each function of the package and of the laboratory: its name, its lines, and its limit."""
     for source in [*SOURCES, *LABORATORY]:
         where = str(source.relative_to(ROOT))
-        found = lines_of(source)
-        yield where, found["all"] - found["generated"], FILE_LINES_MAX
+        yield where, len(source.read_text().splitlines()), FILE_LINES_MAX
         for node in ast.walk(parsed(source)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield f"{where}: {node.name}", (node.end_lineno or 0) - node.lineno + 1, FUNCTION_LINES_MAX

@@ -35,9 +35,7 @@ class StampedGrant(Protocol):
 class ClaimFence:
     """A claimed row: guards take it where they take a lease."""
 
-    @property
-    def _grant(self) -> StampedGrant:
-        raise NotImplementedError
+    _grant: StampedGrant
 
 
 Fence = Lease | AsyncLease | Stamp | Proof | ClaimFence

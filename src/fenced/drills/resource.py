@@ -1,6 +1,6 @@
 """What the holders compete for: a stock of goods, as named values, behind a guard or in a plain table.
 
-A value is the list of orders that were sold. A lost update is a missing order; one that is there twice was doubled.
+A value is the set of orders that were sold, by id. A lost update is a missing id.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from fenced.values.model import Credential, Stamp
 STOCK_FIRST = 10
 BUSY_SECONDS = 10.0
 
-Orders = list[tuple[str, int]]
-"""The orders that were sold: id and amount."""
+Orders = dict[str, int]
+"""Sold amounts by order id."""
 
 
 def orders_in(value: bytes | None) -> Orders:
-    return [(each, amount) for each, amount in json.loads(value)] if value else []
+    orders: Orders = json.loads(value) if value else {}
+    return orders
 
 
 def stock_of(orders: Orders) -> int:
-    return STOCK_FIRST - sum(amount for _, amount in orders)
+    return STOCK_FIRST - sum(orders.values())
 
 
 class Resource(Protocol):
@@ -144,13 +145,8 @@ def _translate(error: sqlite3.Error) -> Contended | Misconfigured | Unavailable:
     return Unavailable(f"the table answered: {error}")
 
 
-def resource(guard: str | None, table: str, *, guarded: bool = True) -> Resource:
-    """The guard's values or a service's, or the plain table in the file `table` when there is no guard.
-
-    Not `guarded`: the values of a service whose guard only observes.
-    """
+def resource(guard: str | None, table: str) -> Resource:
+    """The guard's values or a service's, or the plain table in the file `table` when there is no guard."""
     if guard is None:
         return PlainTable(table)
-    if guard.partition(":")[0] in SCHEMES:
-        return ServedResource(guard, guarded=guarded)
-    return GuardedResource(guard)
+    return ServedResource(guard) if guard.partition(":")[0] in SCHEMES else GuardedResource(guard)

@@ -15,8 +15,6 @@ from fenced.values import timing
 from fenced.work.claims import ClaimsBase
 from fenced.work.working import ClaimedBase, ClaimingWork, ClaimTransactionBase, Outcome
 
-# generated: the blocking twins of aio.py, by `python -m release.twins`
-
 
 class Claims(ClaimsBase):
     """Claims on the rows of one table."""
@@ -110,7 +108,7 @@ class ClaimWorker:
         return step(self._work.give_back(db))
 
     def stop(self) -> None:
-        """Let `take` end. May be called from another thread, or from a signal handler."""
+        """Let `take` end. May be called from another thread or a signal handler."""
         self._work.stop()
 
     def check(self, need: timing.Seconds = 0.0) -> None:
@@ -210,6 +208,3 @@ class ClaimTransaction(ClaimTransactionBase, EnteredOnce):
             for announced in self._announced:
                 announced.clear()  # SQLite's COMMIT fails while a stamp exists
         step(self._leave(exc))
-
-
-# end
