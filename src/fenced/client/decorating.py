@@ -9,12 +9,14 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from fenced.core.acquiring import LeaseRequest, check_filled
 from fenced.errors import Misuse, shown
+from fenced.values.contracts import Colour
 from fenced.values.model import CallTemplate, check_names
 
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 L_co = TypeVar("L_co", covariant=True)
+RUN_LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 
 class Held(Protocol[L_co]):
@@ -55,9 +57,16 @@ class HeldFunction:
         function: Callable[..., Any],
         template: CallTemplate,
         request: LeaseRequest,
+        colour: Colour = "blocking",
         *,
         is_method: bool = False,
     ) -> None:
+        if colour == "asyncio" and not inspect.iscoroutinefunction(function):
+            raise Misuse("held() of an AsyncClient accepts only `async def` functions that do not yield")
+        if colour == "blocking" and any(kind(function) for kind in RUN_LATER):
+            raise Misuse(
+                "held() does not accept generators or coroutines: their body would run after the lease is released"
+            )
         first = list(inspect.signature(function).parameters)[:1]
         self._is_method = is_method or first in (["self"], ["cls"])
         # What a wrapper really takes, not what it wraps: another decorator may add arguments, as this one does.

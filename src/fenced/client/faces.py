@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import socket
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from fenced.client import registry
-from fenced.client.announcing import Announces, announcers, wrong_colour
+from fenced.client.announcing import Announces, announcers
+from fenced.client.contexts import AsyncLeaseContext, LeaseContext
 from fenced.client.decorating import AsyncHeld, Held, HeldFunction, templated
-from fenced.client.leases import AsyncLease, Lease, LeaseBase
+from fenced.client.leases import AsyncLease, Lease
 from fenced.core.acquiring import LeaseEngine, LeaseRequest
-from fenced.core.holding import GrantState
-from fenced.errors import Misuse, NotGranted, shown
+from fenced.errors import Misuse, shown
 from fenced.events import Event
 from fenced.runtime import forking
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -31,16 +29,20 @@ from fenced.values.timing import Seconds
 
 if TYPE_CHECKING:
     from fenced.client.once import AsyncOnce, Once
-    from fenced.client.scope import BodyScope
     from fenced.client.values import AsyncValues, Values
     from fenced.runtime.aio import AioRuntime
 
-L = TypeVar("L")
 Guarantee = Literal["strict", "best-effort"]
 
 
 class ClientBase:
-    """What both clients share: their address, and the engine that is made at first use."""
+    """What both clients share: their address, and the engine that is made at first use.
+
+    Client is generated from AsyncClient. So what the colours do differently is here, by `self._runtime.colour`.
+    """
+
+    _marks: Any = None
+    """What `once` has opened."""
 
     def __init__(
         self,
@@ -65,7 +67,6 @@ class ClientBase:
         self._runtime = self._make_runtime()
         self._lock = threading.Lock()
         self._made_engine: LeaseEngine | None = None
-        self._marks: Any = None  # Values or AsyncValues, when `once` has opened them
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._authority: Authority = registry.authority(url, self._runtime, self._namespace)
         self._given_url = url
@@ -138,10 +139,171 @@ def _end_dropped_client(engine: LeaseEngine, who: str) -> None:
         )
 
 
+class AsyncClient(ClientBase):
+    """Takes leases from one authority, for asyncio. Belongs to the loop that first uses it."""
+
+    _runtime: AioRuntime
+    _marks: AsyncValues | None
+
+    def _make_runtime(self) -> AioRuntime:
+        from fenced.runtime.aio import AioRuntime
+
+        return AioRuntime()
+
+    async def acquire(
+        self,
+        *names: str,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+    ) -> AsyncLease:
+        """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
+        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
+        return AsyncLease(await self._engine.acquire(request), self)
+
+    def hold(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> AsyncLeaseContext[AsyncLease]:
+        """`async with client.hold(name) as lease:` waits in a fair queue; the lease is renewed in the background.
+
+        Raises NotGranted after `wait` seconds. Leaving the block releases the lease; LeaseLost if it was lost before.
+        If the lease is lost, the body is cancelled.
+        After a block that did not raise, nobody is granted the name until `at_least_for` seconds after the grant.
+        """
+        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
+        return AsyncLeaseContext(self, request, announcers(guards))
+
+    def hold_all(
+        self,
+        names: Iterable[str],
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> AsyncLeaseContext[AsyncLease]:
+        """Hold several names under one token: all or none, without deadlock or starvation."""
+        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
+        return AsyncLeaseContext(self, request, announcers(guards))
+
+    def try_hold(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = 0.0,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> AsyncLeaseContext[AsyncLease | None]:
+        """`async with client.try_hold(name) as lease:` where lease is None when it was not granted."""
+        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
+        return AsyncLeaseContext(self, request, announcers(guards), optional=True)
+
+    def held(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> AsyncHeld[AsyncLease]:
+        """A decorator: every call holds `name` and gets the lease as its first argument, a method after `self`.
+
+        `held("stock/{sku}")` fills the field by the argument `sku` of each call.
+        """
+        template, request = templated(name, ttl, wait, max_hold, lock_delay, at_least_for)
+        announced = announcers(guards)
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            held = HeldFunction(function, template, request, self._runtime.colour)
+
+            @functools.wraps(function)
+            async def call(*args: Any, **kwargs: Any) -> Any:
+                asked = held.request(args, kwargs)
+                context: AsyncLeaseContext[AsyncLease] = AsyncLeaseContext(self, asked, announced)
+                async with context as lease:
+                    return await function(*held.arguments(lease, args), **kwargs)
+
+            call.__signature__ = held.signature  # type: ignore[attr-defined]
+            return call
+
+        return decorate
+
+    def once(
+        self,
+        name: str,
+        version: int,
+        *,
+        marks: AsyncValues | None = None,
+        keep: Seconds | None = None,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        covers: Iterable[str] = (),
+    ) -> AsyncOnce:
+        """`async with client.once("schema", version=7) as turn:` work that is done once, in the order of versions.
+
+        `turn` is None if this version or a later one is done, else a lease that also `covers` what the work writes.
+        Others wait, then skip. A block that raises leaves no mark. Marks are values in the authority's store (in SQLite
+        a file beside it), or in `marks`. `keep`: forget the mark after so many seconds, for ids without end."""
+        from fenced.client.once import AsyncOnce, marks_beside
+
+        if marks is None:
+            with self._lock:  # two threads that use the marks first must not open them twice
+                if self._marks is None:
+                    from fenced.client.values import AsyncValues
+
+                    self._marks = AsyncValues(marks_beside(self._given_url))
+                marks = self._marks
+        return AsyncOnce(self, marks, name, version, keep, ttl, wait, covers)
+
+    def _forked(self) -> None:
+        super()._forked()
+        self._runtime.forked()
+
+    async def close(self) -> None:
+        """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
+        await self._engine.close()
+        if self._marks is not None:
+            await self._marks.close()
+        self._runtime.close()
+        self._detach_finalizer()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+# generated: the blocking twins of the asyncio classes above, by `python -m release.twins`
+
+
 class Client(ClientBase):
     """Takes leases from one authority. Connects at first use; safe to share between threads."""
 
+    _runtime: BlockingRuntime
+    _marks: Values | None
+
     def _make_runtime(self) -> BlockingRuntime:
+        from fenced.runtime.blocking import BlockingRuntime
+
         return BlockingRuntime()
 
     def acquire(
@@ -202,7 +364,7 @@ class Client(ClientBase):
         at_least_for: Seconds = 0.0,
         guards: Iterable[Announces] = (),
     ) -> LeaseContext[Lease | None]:
-        """`with client.try_hold(name) as lease:` where lease is None when the name was not granted."""
+        """`with client.try_hold(name) as lease:` where lease is None when it was not granted."""
         request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
         return LeaseContext(self, request, announcers(guards), optional=True)
 
@@ -225,16 +387,12 @@ class Client(ClientBase):
         announced = announcers(guards)
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            if _runs_later(function):
-                raise Misuse(
-                    "held() does not accept generators or coroutines: their body would run after the lease is released"
-                )
-
-            held = HeldFunction(function, template, request)
+            held = HeldFunction(function, template, request, self._runtime.colour)
 
             @functools.wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
-                context: LeaseContext[Lease] = LeaseContext(self, held.request(args, kwargs), announced)
+                asked = held.request(args, kwargs)
+                context: LeaseContext[Lease] = LeaseContext(self, asked, announced)
                 with context as lease:
                     return function(*held.arguments(lease, args), **kwargs)
 
@@ -270,11 +428,16 @@ class Client(ClientBase):
                 marks = self._marks
         return Once(self, marks, name, version, keep, ttl, wait, covers)
 
+    def _forked(self) -> None:
+        super()._forked()
+        self._runtime.forked()
+
     def close(self) -> None:
         """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
         step(self._engine.close())
         if self._marks is not None:
             self._marks.close()
+        self._runtime.close()
         self._detach_finalizer()
 
     def __enter__(self) -> Client:
@@ -284,267 +447,4 @@ class Client(ClientBase):
         self.close()
 
 
-def _runs_later(function: Callable[..., object]) -> bool:
-    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    return any(kind(function) for kind in kinds)
-
-
-class _LeaseContextBase:
-    """What both contexts share: the request, and whether entering returns None instead of raising NotGranted."""
-
-    def __init__(
-        self,
-        client: ClientBase,
-        request: LeaseRequest,
-        guards: tuple[Announces, ...],
-        *,
-        optional: bool = False,
-    ) -> None:
-        self._client = client
-        self._request = request
-        self._guards = guards
-        self._optional = optional
-
-    def _note_loss(self, lease: LeaseBase, exc: BaseException | None) -> None:
-        """A body that raised hides that its lease was lost as well."""
-        if exc is not None and lease.lost_reason is not None:
-            exc.add_note(
-                f"the lease of {', '.join(lease.names)} (token {lease.token}) was lost: {lease.lost_reason}"
-            )
-
-    async def _acquire(self, lease: LeaseBase | None) -> GrantState | None:
-        if lease is not None:
-            raise Misuse("this context was entered before; call hold() again")
-        try:
-            return await self._client._engine.acquire(self._request)
-        except NotGranted:
-            if self._optional:
-                return None
-            raise
-
-
-class LeaseContext(_LeaseContextBase, Generic[L]):
-    """Returned by `hold` and `try_hold`; can be entered once."""
-
-    _client: Client
-    _lease: Lease | None = None
-
-    def __enter__(self) -> L:
-        grant = step(self._acquire(self._lease))
-        if grant is None:
-            return cast(L, None)
-        try:
-            lease = self._lease = Lease(grant, self._client)
-            for guard in self._guards:
-                if (unfinished := guard.announce(lease)) is not None:
-                    raise wrong_colour(guard, unfinished)
-        except BaseException:
-            step(self._client._engine.release_at_exit(grant, raised=True))
-            raise
-        return cast(L, lease)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        lease = self._lease
-        if lease is not None and isinstance(exc, GeneratorExit):
-            lease._engine.let_expire(lease._grant)
-        elif lease is not None:
-            self._note_loss(lease, exc)
-            try:
-                step(lease._engine.release_at_exit(lease._grant, raised=exc is not None))
-            finally:  # even if the release is interrupted, the keeper must stop renewing
-                lease._engine.keeper.drop(lease._grant.secret)
-
-
-class AsyncClient(ClientBase):
-    """Takes leases from one authority, for asyncio. Belongs to the loop that first uses it."""
-
-    _runtime: AioRuntime
-
-    def _make_runtime(self) -> AioRuntime:
-        from fenced.runtime.aio import AioRuntime
-
-        return AioRuntime()
-
-    async def acquire(
-        self,
-        *names: str,
-        ttl: Seconds = timing.TTL_DEFAULT,
-        wait: Seconds | None = None,
-        max_hold: Seconds | None = None,
-        lock_delay: Seconds = 0.0,
-        at_least_for: Seconds = 0.0,
-    ) -> AsyncLease:
-        """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
-        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
-        return AsyncLease(await self._engine.acquire(request), self)
-
-    def hold(
-        self,
-        name: str,
-        *,
-        ttl: Seconds = timing.TTL_DEFAULT,
-        wait: Seconds | None = None,
-        max_hold: Seconds | None = None,
-        lock_delay: Seconds = 0.0,
-        at_least_for: Seconds = 0.0,
-        guards: Iterable[Announces] = (),
-    ) -> AsyncLeaseContext[AsyncLease]:
-        """`async with client.hold(name) as lease:` the body is cancelled when the lease is lost."""
-        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
-        return AsyncLeaseContext(self, request, announcers(guards))
-
-    def hold_all(
-        self,
-        names: Iterable[str],
-        *,
-        ttl: Seconds = timing.TTL_DEFAULT,
-        wait: Seconds | None = None,
-        max_hold: Seconds | None = None,
-        lock_delay: Seconds = 0.0,
-        at_least_for: Seconds = 0.0,
-        guards: Iterable[Announces] = (),
-    ) -> AsyncLeaseContext[AsyncLease]:
-        """Hold several names under one token: all or none, without deadlock or starvation."""
-        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
-        return AsyncLeaseContext(self, request, announcers(guards))
-
-    def try_hold(
-        self,
-        name: str,
-        *,
-        ttl: Seconds = timing.TTL_DEFAULT,
-        wait: Seconds | None = 0.0,
-        max_hold: Seconds | None = None,
-        lock_delay: Seconds = 0.0,
-        at_least_for: Seconds = 0.0,
-        guards: Iterable[Announces] = (),
-    ) -> AsyncLeaseContext[AsyncLease | None]:
-        """`async with client.try_hold(name) as lease:` where lease is None when it was not granted."""
-        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
-        return AsyncLeaseContext(self, request, announcers(guards), optional=True)
-
-    def held(
-        self,
-        name: str,
-        *,
-        ttl: Seconds = timing.TTL_DEFAULT,
-        wait: Seconds | None = None,
-        max_hold: Seconds | None = None,
-        lock_delay: Seconds = 0.0,
-        at_least_for: Seconds = 0.0,
-        guards: Iterable[Announces] = (),
-    ) -> AsyncHeld[AsyncLease]:
-        """A decorator: every call holds `name` and gets the lease as its first argument, a method after `self`.
-
-        `held("stock/{sku}")` fills the field by the argument `sku` of each call.
-        """
-        template, request = templated(name, ttl, wait, max_hold, lock_delay, at_least_for)
-        announced = announcers(guards)
-
-        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            if not inspect.iscoroutinefunction(function):
-                raise Misuse("held() of an AsyncClient accepts only `async def` functions that do not yield")
-
-            held = HeldFunction(function, template, request)
-
-            @functools.wraps(function)
-            async def call(*args: Any, **kwargs: Any) -> Any:
-                asked = held.request(args, kwargs)
-                context: AsyncLeaseContext[AsyncLease] = AsyncLeaseContext(self, asked, announced)
-                async with context as lease:
-                    return await function(*held.arguments(lease, args), **kwargs)
-
-            call.__signature__ = held.signature  # type: ignore[attr-defined]
-            return call
-
-        return decorate
-
-    def once(
-        self,
-        name: str,
-        version: int,
-        *,
-        marks: AsyncValues | None = None,
-        keep: Seconds | None = None,
-        ttl: Seconds = timing.TTL_DEFAULT,
-        wait: Seconds | None = None,
-        covers: Iterable[str] = (),
-    ) -> AsyncOnce:
-        """`async with client.once("schema", version=7) as turn:` work that is done once, in the order of versions.
-
-        `turn` is None if this version or a later one is done, else a lease that also `covers` what the work writes.
-        Others wait, then skip. A block that raises leaves no mark. Marks are values in the authority's store (in SQLite
-        a file beside it), or in `marks`. `keep`: forget the mark after so many seconds, for ids without end."""
-        from fenced.client.once import AsyncOnce, marks_beside
-
-        if marks is None:
-            with self._lock:  # two threads that use the marks first must not open them twice
-                if self._marks is None:
-                    from fenced.client.values import AsyncValues
-
-                    self._marks = AsyncValues(marks_beside(self._given_url))
-                marks = self._marks
-        return AsyncOnce(self, marks, name, version, keep, ttl, wait, covers)
-
-    def _forked(self) -> None:
-        super()._forked()
-        self._runtime.forked()
-
-    async def close(self) -> None:
-        """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
-        await self._engine.close()
-        if self._marks is not None:
-            await self._marks.close()
-        self._runtime.close()
-        self._detach_finalizer()
-
-    async def __aenter__(self) -> AsyncClient:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
-
-class AsyncLeaseContext(_LeaseContextBase, Generic[L]):
-    """Returned by `hold` and `try_hold`; can be entered once. If the lease is lost, the body is cancelled."""
-
-    _client: AsyncClient
-    _lease: AsyncLease | None = None
-    _scope: BodyScope
-
-    async def __aenter__(self) -> L:
-        grant = await self._acquire(self._lease)
-        if grant is None:
-            return cast(L, None)
-        from fenced.client.scope import BodyScope
-
-        lease = self._lease = AsyncLease(grant, self._client)
-        self._scope = BodyScope()
-        try:
-            for guard in self._guards:
-                announcing = guard.announce(lease)
-                if not inspect.isawaitable(announcing):
-                    raise wrong_colour(guard, announcing)
-                await announcing
-        except BaseException:
-            await lease._engine.release_at_exit(lease._grant, raised=True)
-            raise
-        self._scope.enter(lease._grant)
-        return cast(L, lease)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        lease = self._lease
-        if lease is None:
-            return
-        ours = self._scope.leave(exc)
-        if isinstance(exc, GeneratorExit):
-            lease._engine.let_expire(lease._grant)
-            return
-        self._note_loss(lease, exc if not ours else None)
-        await lease._engine.release_at_exit(lease._grant, raised=exc is not None)
-        if ours:
-            raise lease._grant.lost_error() from exc
+# end

@@ -35,7 +35,9 @@ class StampedGrant(Protocol):
 class ClaimFence:
     """A claimed row: guards take it where they take a lease."""
 
-    _grant: StampedGrant
+    @property
+    def _grant(self) -> StampedGrant:
+        raise NotImplementedError
 
 
 Fence = Lease | AsyncLease | Stamp | Proof | ClaimFence

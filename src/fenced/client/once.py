@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from fenced.client import registry
-from fenced.client.faces import AsyncClient, AsyncLeaseContext, Client, LeaseContext
+from fenced.client.contexts import AsyncLeaseContext, LeaseContext
+from fenced.client.faces import AsyncClient, Client
 from fenced.client.leases import AsyncLease, Lease
 from fenced.client.values import AsyncValues, Values
 from fenced.core.acquiring import LeaseRequest
@@ -76,56 +77,14 @@ class _Once:
         )
 
 
-class Once(_Once):
-    """Returned by `Client.once`; can be entered once. Entering returns the lease to work under, or None: it is done."""
-
-    _turn: Lease | None = None
-
-    def __init__(self, client: Client, marks: Values, *options: Any) -> None:
-        super().__init__(*options)
-        self._marks = marks
-        self._hold: LeaseContext[Lease] = LeaseContext(client, self._request, ())
-
-    def __enter__(self) -> Lease | None:
-        if self._is_done(self._marks.peek(self._place.name)):
-            return None
-        lease = self._hold.__enter__()
-        try:
-            # Whoever has waited finds the mark as a rule, and a mark only rises: a look without a stamp is enough. Else
-            # it announces before it reads: after that no earlier runner can write the mark that is read here.
-            name = self._place.name
-            if not self._is_done(self._marks.peek(name)) and not self._is_done(self._marks.read(lease, name)):
-                self._turn = lease
-                return lease
-        except BaseException as error:
-            self._hold.__exit__(type(error), error, error.__traceback__)
-            raise
-        self._hold.__exit__(None, None, None)
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        lease = self._turn
-        if lease is None:
-            return
-        try:
-            if exc is None:  # before the release: the next runner must find it
-                self._marks.write(lease, self._place.name, self._mark(lease.token))
-        except BaseException as error:
-            self._hold.__exit__(type(error), error, error.__traceback__)
-            raise
-        self._hold.__exit__(kind, exc, trace)
-
-
 class AsyncOnce(_Once):
-    """Returned by `AsyncClient.once`; can be entered once."""
+    """Returned by `AsyncClient.once`; can be entered once. Entering returns the lease to work under, or None."""
 
     _turn: AsyncLease | None = None
 
     def __init__(self, client: AsyncClient, marks: AsyncValues, *options: Any) -> None:
         super().__init__(*options)
-        self._marks = marks
+        self._marks: AsyncValues = marks
         self._hold: AsyncLeaseContext[AsyncLease] = AsyncLeaseContext(client, self._request, ())
 
     async def __aenter__(self) -> AsyncLease | None:
@@ -160,6 +119,54 @@ class AsyncOnce(_Once):
             await self._hold.__aexit__(type(error), error, error.__traceback__)
             raise
         await self._hold.__aexit__(kind, exc, trace)
+
+
+# generated: the blocking twins of the asyncio classes above, by `python -m release.twins`
+
+
+class Once(_Once):
+    """Returned by `Client.once`; can be entered once. Entering returns the lease to work under, or None."""
+
+    _turn: Lease | None = None
+
+    def __init__(self, client: Client, marks: Values, *options: Any) -> None:
+        super().__init__(*options)
+        self._marks: Values = marks
+        self._hold: LeaseContext[Lease] = LeaseContext(client, self._request, ())
+
+    def __enter__(self) -> Lease | None:
+        if self._is_done(self._marks.peek(self._place.name)):
+            return None
+        lease = self._hold.__enter__()
+        try:
+            # Whoever has waited finds the mark as a rule, and a mark only rises: a look without a stamp is enough. Else
+            # it announces before it reads: after that no earlier runner can write the mark that is read here.
+            name = self._place.name
+            if not self._is_done(self._marks.peek(name)) and not self._is_done(self._marks.read(lease, name)):
+                self._turn = lease
+                return lease
+        except BaseException as error:
+            self._hold.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._hold.__exit__(None, None, None)
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lease = self._turn
+        if lease is None:
+            return
+        try:
+            if exc is None:  # before the release: the next runner must find it
+                self._marks.write(lease, self._place.name, self._mark(lease.token))
+        except BaseException as error:
+            self._hold.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._hold.__exit__(kind, exc, trace)
+
+
+# end
 
 
 def done(marks: Values, name: str, keep: Seconds | None = None) -> DoneWork | None:

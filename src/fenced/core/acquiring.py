@@ -93,6 +93,9 @@ class LeaseRequest:
             timing.check_at_least_for(at_least_for),
         )
 
+    async def granted_by(self, engine: LeaseEngine) -> GrantState:
+        return await engine.acquire(self)
+
 
 class LeaseEngine:
     """Acquires and releases the leases of one client, and owns its keeper, listener and settler."""
@@ -433,10 +436,10 @@ class LeaseEngine:
             if lost and not raised:
                 raise lease.lost_error() from error
 
-    def let_expire(self, lease: GrantState) -> None:
-        """The body was collected before its end: nobody acts under this lease. Send nothing, and let it expire."""
+    def let_expire(self, lease: GrantState, reason: str = "abandoned") -> None:
+        """Nobody acts under this lease, for example because its body was collected. Send nothing: it expires."""
         self._stop_keeping(lease)
-        lease.lose("abandoned")
+        lease.lose(reason)
 
     def _stop_keeping(self, lease: GrantState) -> None:
         self.keeper.drop(lease.secret)

@@ -57,6 +57,10 @@ class Reporter:
             log.warning("%s%s", sentence, more)
 
 
+WANTED = ("closed", "forked", "resigned")
+"""Why a lease ended of which no log needs to tell: its own program has ended it."""
+
+
 def _sentence(event: events.Event) -> str | None:
     """The sentence that a log has for an event; None for those of a healthy program."""
     match event:
@@ -64,7 +68,7 @@ def _sentence(event: events.Event) -> str | None:
             return (
                 f"{_shown(names, token)} cannot be renewed, and is lost in {max(remaining, 0):.1f} s: {why}"
             )
-        case events.LeaseEnded(names, token, _, reason) if reason not in ("closed", "forked"):
+        case events.LeaseEnded(names, token, _, reason) if reason not in WANTED:
             return f"{_shown(names, token)} was lost: {reason}"
         case events.ReleaseFailed(names, token, _, why):
             return f"{_shown(names, token)} is not released yet, and expires if no retry succeeds: {why}"
