@@ -230,6 +230,27 @@ class Stamp(NamedTuple):
             raise InvalidStamp(f"not a stamp in its canonical form: {_described(text)}")
         return stamp
 
+    @classmethod
+    def foreign(
+        cls,
+        source: str,
+        cluster: str,
+        names: str | Iterable[str],
+        number: int,
+        holder: str,
+        *,
+        seq: int | None = None,
+        guarantee: str = "strict",
+    ) -> Stamp:
+        """The stamp of a lock of ZooKeeper's or etcd's own clients, by the number of its node or key.
+
+        `source`: zookeeper-czxid or etcd-revision. `cluster`: your name for it, the same everywhere. `holder`: what
+        differs between any two grants, such as the session and the node's path.
+        """
+        from fenced.values.foreign import foreign_stamp
+
+        return foreign_stamp(source, cluster, names, number, holder, seq=seq, guarantee=guarantee)
+
     def announcing(self) -> Stamp:
         """The same grant's stamp for an announcement."""
         return self if self.seq == 0 else self._replace(seq=0)
