@@ -17,10 +17,11 @@ APT := apt-get update && apt-get install -y
 EXTRAS = $(shell $(BIN)/python -c 'import tomllib; print(*(f"--extra={extra}" for extra in tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"] if extra != "testing"))')
 COMPILE = $(BIN)/uv --quiet pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 
-# The real servers and clients that the tests start, as command:package. One is installed only if its command is missing.
+# What the tests start, as command:package, or file:package. One is installed only if its command is missing.
 SERVERS := sqlite3:sqlite3 etcd:etcd-server etcdctl:etcd-client redis-server:redis-server pgbouncer:pgbouncer \
   pg_ctlcluster:postgresql /usr/share/zookeeper/bin/zkServer.sh:zookeeper curl:curl node:nodejs \
-  rabbitmq-server:rabbitmq-server nats-server:nats-server chromium:chromium
+  rabbitmq-server:rabbitmq-server nats-server:nats-server chromium:chromium \
+  javac:default-jdk-headless /usr/share/java/postgresql.jar:libpostgresql-jdbc-java faketime:faketime
 
 # Further versions of PostgreSQL, for a short run of the guard's tests on each; left out where npm is not there.
 POSTGRESQLS := 14.23.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17
@@ -36,7 +37,7 @@ LOADS := wrk:wrk cc:build-essential
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-drill: $(VENV)/.package ## break things and watch stale holders refused; ARGS="storm --json"
+drill: $(VENV)/.service ## break things and watch stale holders refused; ARGS="storm --json"
 	@FENCED_DRILL_BY=make $(BIN)/fenced drill $(ARGS) || test $$? -eq 1  # 1 is a verdict: something stale was admitted or lost
 
 # The tests' servers keep their data in memory if there is room: no test cuts the power, so none needs the disk.
@@ -174,10 +175,10 @@ $(VENV)/.dynoxide: Makefile | $(VENV)/.made
 $(BIN)/uv: | $(VENV)/.made
 	@$(PIP) install uv
 
-# $(call missing_of,PAIRS): set `missing` to the packages whose commands are not there.
+# $(call missing_of,PAIRS): set `missing` to the packages whose commands or files are not there.
 define missing_of
 missing=; for pair in $1; do \
-  PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; \
+  PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null || test -e "$${pair%%:*}" || missing="$$missing $${pair##*:}"; \
 done
 endef
 

@@ -24,6 +24,7 @@ from docs import proofs  # noqa: E402
 from fenced import errors, testing  # noqa: E402 (the line above comes first)
 from fenced.cli import exits  # noqa: E402
 from fenced.client.registry import BUILT_IN, Kind, one_per_class  # noqa: E402
+from fenced.drills.catalog import STORIES  # noqa: E402
 from fenced.metrics.table import TABLE  # noqa: E402
 from fenced.net.problems import PROBLEM_TYPES  # noqa: E402
 from fenced.values.contracts import Trait  # noqa: E402
@@ -249,6 +250,20 @@ RECORD = re.compile(r"# (\d{4}) (.+)\n\nStatus: (.+)\n")
 """How a record begins: its number and title, and whether it holds."""
 
 
+def drill_list() -> str:
+    """Each story: what it teaches, and its pictures (`fenced drill all --control --pictures docs/img/drills`)."""
+    parts = []
+    for drill in STORIES:
+        tokens = f"tokens {drill.tokens[0]} and {drill.tokens[1]}, ttl {drill.story_seconds:g} s"
+        parts.append(
+            f"### {drill.title}\n\n`fenced drill {drill.name}`: {drill.failure} ({tokens}). {drill.teaches}"
+        )
+        parts.append(f"![With the guard: {drill.held}](img/drills/{drill.name}.svg)")
+        if drill.loses:
+            parts.append(f"Without the guard:\n\n![{drill.broken}](img/drills/{drill.name}-none.svg)")
+    return "\n\n".join(parts)
+
+
 def record_table() -> str:
     """What was decided, and what still holds; one line for each record."""
     found = [(path, RECORD.match(path.read_text())) for path in sorted(RECORDS.glob("[0-9]*.md"))]
@@ -262,6 +277,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "records": record_table,
     "metrics": metric_table,
     **{f"api {path}": partial(api_table, path) for path in API},
+    "drills": drill_list,
     "tree": tree,
     "errors": error_table,
     "exits": exit_table,

@@ -16,13 +16,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import fenced
 from evidence import (
     authority_storms,
+    celery_visibility,
     claim_storm,
+    drills,
     guard_holders,
     ledger,
     live_page,
@@ -52,14 +55,16 @@ from fenced_testkit.servers.dynamodb import KEYS
 FOLDER = Path(__file__).parents[1] / "docs" / "evidence"
 STORM_SECONDS = 60
 GUARD_STORM_SECONDS = 20
+SET_SECONDS = 600.0
+SETS_AT_A_TIME = 4
 ETCD_DEFAULTS = {"heartbeat-interval": "100", "election-timeout": "1000"}
 ZOOKEEPER_DEFAULTS = {"tickTime": "2000", "minSessionTimeout": "4000"}
 """The storms run with the shortest ttls of servers as they are shipped; those of the tests are shorter."""
 STORM_SIZE = ("--holders", "6", "--names", "3")
 
 
-def _storm(seconds: int, *options: str, seed: int = 1) -> dict[str, Any]:
-    command = [sys.executable, "-m", "fenced", "drill", "storm", "--json", "--seconds", str(seconds)]
+def _storm(seconds: float, *options: str, seed: int = 1, drill: str = "storm") -> dict[str, Any]:
+    command = [sys.executable, "-m", "fenced", "drill", drill, "--json", "--seconds", str(seconds)]
     done = subprocess.run(
         [*command, "--seed", str(seed), *options], capture_output=True, text=True, check=False
     )
@@ -71,6 +76,7 @@ def _storm(seconds: int, *options: str, seed: int = 1) -> dict[str, Any]:
         "overtaken",
         "refused",
         "lost_updates",
+        "doubled_updates",
         "stale_admitted",
         "verdict",
         "seed",
@@ -137,6 +143,31 @@ def guard_storms() -> dict[str, Any]:
     return {**found, "seconds_each": GUARD_STORM_SECONDS}
 
 
+def sets(seconds: float) -> dict[str, Any]:
+    """The set of unique elements behind each guard, and the control: the same guard in observe."""
+
+    def of(kind: str) -> dict[str, Any]:
+        observed = guards[kind]("observed-set")
+        with fenced.Values(observed) as observing:
+            observing.set_mode("observe")
+        found = {
+            "guarded": _storm(seconds, "--guard", guards[kind]("set"), drill="set"),
+            "observed": _storm(seconds, "--guard", observed, drill="set"),
+        }
+        lost = found["observed"]["lost_updates"] / found["observed"]["acknowledged"]
+        return {**found, "lost_in_observe": round(lost, 4)}
+
+    with _guards() as guards, ThreadPoolExecutor(SETS_AT_A_TIME) as pool:
+        kinds = dict(zip(guards, pool.map(of, guards), strict=True))
+    acknowledged = sum(each["guarded"]["acknowledged"] for each in kinds.values())
+    together = {"acknowledged_with_guard": acknowledged, "lost_with_guard": _lost(kinds)}
+    return {**kinds, **together, "seconds_each": seconds, "at_a_time": SETS_AT_A_TIME}
+
+
+def _lost(kinds: dict[str, Any]) -> int:
+    return sum(each["guarded"]["lost_updates"] for each in kinds.values())
+
+
 def holders() -> dict[str, Any]:
     with _guards() as guards:
         return guard_holders.run(guards)
@@ -168,9 +199,12 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "storms": lambda _: storms(),
     "authority_storms": on_authorities,
     "guard_storms": lambda _: guard_storms(),
+    "drills": lambda options: drills.run(options.rounds),
+    "sets": lambda options: sets(options.set_seconds),
     "guard_holders": lambda _: holders(),
     "live_page": lambda _: live_page.run(),
     "claim_storm": lambda _: claim_storm.run(),
+    "celery_visibility": lambda _: celery_visibility.run(),
     "message_storm": lambda _: message_storm.run(),
     "service_kills": lambda _: service_kills.run(),
     "service_crashes": lambda _: service_crashes.run(),
@@ -193,6 +227,8 @@ def main(arguments: list[str]) -> int:
     storm.add_argument("--seconds", type=float, default=authority_storms.SECONDS)
     storm.add_argument("--workers", type=int, default=authority_storms.WORKERS)
     storm.add_argument("--seed", type=int, default=authority_storms.SEED)
+    parser.add_argument("--rounds", type=int, default=drills.ROUNDS, help="of drills")
+    parser.add_argument("--set-seconds", type=float, default=SET_SECONDS, help="of sets, for each guard")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - FIGURES.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(FIGURES)}")

@@ -46,7 +46,7 @@ def append(log: Path, line: str) -> None:
         file.write(f"{line}\n".encode())
 
 
-def run_schedule(url: str, log: Path, end: int, skew: float) -> None:
+def run_schedule(url: str, log: Path, end: int, skew: float, work: float) -> None:
     """One machine, whose clock is wrong by `skew`, until the tick `end` is done. It makes up for every missed tick."""
     with (
         fenced.Client(url, guarantee="best-effort") as client,
@@ -63,10 +63,13 @@ def run_schedule(url: str, log: Path, end: int, skew: float) -> None:
                     with client.once("tick", tick, marks=marks, ttl=TTL, wait=4 * TTL) as turn:
                         if turn:
                             append(log, f"ran {tick} {turn.token}")
+                            time.sleep(work)
             time.sleep(0.05)
 
 
-def measure(url: str, folder: Path, count: int, processes: int = 4, seed: int = 1) -> dict[str, Any]:
+def measure(
+    url: str, folder: Path, count: int, processes: int = 4, seed: int = 1, work: float = 0.0
+) -> dict[str, Any]:
     """Run `count` ticks of one second. Runs that no mark followed are those of machines stopped in their turn."""
     drawn = random.Random(seed)
     log, begin = folder / "ticks.log", int(time.time())
@@ -76,7 +79,7 @@ def measure(url: str, folder: Path, count: int, processes: int = 4, seed: int = 
     context = multiprocessing.get_context("spawn")
     skews = [drawn.uniform(-SKEW_SECONDS, SKEW_SECONDS) for _ in range(processes)]
     machines: list[BaseProcess] = [
-        context.Process(target=run_schedule, args=(url, log, end, skew)) for skew in skews
+        context.Process(target=run_schedule, args=(url, log, end, skew, work)) for skew in skews
     ]
     for machine in machines:
         machine.start()
@@ -97,6 +100,7 @@ def measure(url: str, folder: Path, count: int, processes: int = 4, seed: int = 
     by_token = [tick for _, tick in runs]
     return {
         "ticks": count,
+        "seconds of work in each": work,
         "each marked once, none left out": marked == list(range(begin + 1, end + 1)),
         "runs": len(runs),
         "run again by a successor": len(runs) - len(set(by_token)),
@@ -140,6 +144,12 @@ def together(url: str, folder: Path, processes: int = 64) -> dict[str, Any]:
 
 def run(count: int = 3600) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
-        folder = Path(name)
+        folder, apart = Path(name), Path(name) / "apart"
+        apart.mkdir()
         url = f"sqlite:///{folder}/leases.db"
-        return {"together": together(url, folder), "ticks": measure(url, folder, count)}
+        return {
+            "together": together(url, folder),
+            "ticks": measure(url, folder, count),
+            # So long that machines are stopped in their turn, and others run their tick.
+            "ticks with work": measure(f"sqlite:///{apart}/leases.db", apart, count // 12, work=0.3),
+        }

@@ -20,7 +20,7 @@ KITS = {
     "authority_kit": "tests/conformance/authorities/test_service.py",
     "outage_kit": "tests/service/test_outages.py",
 }
-SCENARIOS = {"pause": ("--ttl", "1"), "late-renewal": ("--ttl", "1"), "storm": ("--seconds", "20")}
+SCENARIOS = {"sigstop": ("--ttl", "1"), "late-renewal": ("--ttl", "1"), "storm": ("--seconds", "20")}
 BEST_EFFORT = ("--guarantee", "best-effort")
 """Some versions of etcd are no more than that."""
 

@@ -28,8 +28,13 @@ YOUNGER: dict[str, tuple[str, ...]] = {
     ),
     "once": ("client/once.py", "cli/once.py", "values/ticks.py"),
     "traces": ("testing/trace.py", "testing/tracing.py", "testing/lives.py"),
-    "metrics and spans": ("metrics", "core/asked.py"),
-    "diagnosis": ("diagnosis", "cli/doctor.py", "client/reaching.py"),
+    "metrics, spans and alerts": (
+        *("metrics", "monitoring", "core/asked.py", "client/operated.py", "cli/alerts.py", "cli/exporter.py"),
+    ),
+    "diagnosis": (
+        *("diagnosis", "pauses.py", "cli/doctor.py", "cli/tune.py", "client/reaching.py"),
+        "stores/redis/guard/strays.py",
+    ),
     "gate of an app, watchdog": ("http/serving.py", "runtime/supervised.py"),
 }
 """Capabilities that came after the floor plan was drawn, and the files that they consist of, below src/fenced."""

@@ -5,8 +5,8 @@ begins with Async. Nobody edits them, and a test compares them. What differs bet
 that both share, or written by hand in other places of the file.
 
 What is awaited is a coroutine of the core, which `step` runs. It is called as it is where its twin blocks by itself: a
-method of the same class, a method of an attribute that is annotated with, or made by, a class named Async, and a
-function that the program has passed.
+method of the same class, a method of an attribute that is annotated with, or made by, a class named Async (or of an
+element of a collection of such objects), and a function that the program has passed.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ WORDS = (
     (r"\bAioRuntime\b", "BlockingRuntime"),
     (r"\bAwaitable\[object\]", "object"),
     (r"\bredis\.asyncio\b", "redis"),
+    (r"\n +If the lease is lost, the body is cancelled\.", ""),
+    (r"Belongs to the loop that first uses it", "Connects at first use; safe to share between threads"),
     (r"[,;]? for asyncio\b", ""),
     (r"\ban asyncio program\b", "a program"),
     (r"\bTasks may share\b", "Threads may share"),
     (r"(?<=\W)await (?=[a-z])", ""),
+    (r"\bfor (\w+) in (\w+):\n +yield \1\b", r"yield from \2"),
 )
 """In code, and in what its docstrings say."""
 
@@ -81,7 +84,7 @@ def _awaited(kind: ast.ClassDef) -> Iterator[tuple[ast.Await, bool]]:
     """What a class awaits, and whether its twin calls that as it is."""
     own = {node.name for node in kind.body if isinstance(node, ast.AsyncFunctionDef)}
     given = {node.arg for node in ast.walk(kind) if isinstance(node, ast.arg)} - {"self"}
-    faces = set(_faces(kind))
+    faces = {*_faces(kind), *_elements(kind)}
     for node in ast.walk(kind):
         if isinstance(node, ast.Await):
             called = ast.unparse(node.value.func if isinstance(node.value, ast.Call) else node.value)
@@ -102,11 +105,31 @@ def _faces(kind: ast.ClassDef) -> Iterator[str]:
             yield where if where.startswith("self.") else f"self.{where}"
 
 
+def _elements(kind: ast.ClassDef) -> Iterator[str]:
+    """The variables that loop over objects whose methods block by themselves in the twin."""
+    many: set[str] = set()
+    for node in ast.walk(kind):
+        if (
+            isinstance(node, ast.arg | ast.AnnAssign)
+            and node.annotation
+            and "[Async" in ast.unparse(node.annotation)
+        ):
+            many.add(node.arg if isinstance(node, ast.arg) else ast.unparse(node.target))
+    for node in ast.walk(kind):
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) in many:
+            many.add(ast.unparse(node.targets[0]))
+    for node in ast.walk(kind):
+        if isinstance(node, ast.comprehension | ast.For) and ast.unparse(node.iter) in many:
+            yield ast.unparse(node.target)
+
+
 def rewritten(path: Path) -> str:
-    """This file, with the twins that it should have."""
+    """This file, with the twins that it should have: of the classes above, or of the file that the marker names."""
     above, marker, rest = re.split(rf"^({GENERATED}.*\n)", path.read_text(), maxsplit=1, flags=re.MULTILINE)
     _, below = re.split(rf"^{END}\n", rest, maxsplit=1, flags=re.MULTILINE)
-    text = f"{above}{marker}\n\n{twins_of(above)}\n\n{END}\n{below}"
+    named = re.search(r" of (\w+\.py)", marker)
+    source = above if named is None else path.with_name(named[1]).read_text()
+    text = f"{above}{marker}\n\n{twins_of(source)}\n\n{END}\n{below}"
     formatted = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(path), "-"]
     return subprocess.run(formatted, input=text, capture_output=True, text=True, check=True).stdout
 

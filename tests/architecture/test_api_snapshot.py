@@ -22,8 +22,7 @@ from typing import Any
 import pytest
 
 import fenced
-from fenced.client import decorating, once
-from fenced.client import faces as client
+from fenced.client import contexts, decorating, once
 from fenced.sql import clauses
 from release import twins as generated
 
@@ -51,6 +50,10 @@ MODULES = (
     "fenced.files",
     "fenced.pauses",
     "fenced.work",
+    "fenced.recipes.convergent",
+    "fenced.recipes.election",
+    "fenced.recipes.permits",
+    "fenced.recipes.replicas",
     "fenced.testing",
     "fenced_testkit",
 )
@@ -224,7 +227,7 @@ OTHER_NAMES = {
 
 
 HANDED_OUT_TWINS = (
-    (client.LeaseContext, client.AsyncLeaseContext),
+    (contexts.LeaseContext, contexts.AsyncLeaseContext),
     (clauses.Clause, clauses.AsyncClause),
     (once.Once, once.AsyncOnce),
     (decorating.Held, decorating.AsyncHeld),

@@ -65,6 +65,8 @@ def test_showing_an_authority(house: House, monkeypatch: pytest.MonkeyPatch) -> 
         "doubts": [],
         "warnings": [],
         "schema": {"version": 1, "readable_by": 1, "release": ""},
+        "clock": None,
+        "stopped": None,
     }
     monkeypatch.setenv("FENCED_AUTHORITY", house.old)
     assert house("show")[1].splitlines() == [

@@ -97,7 +97,13 @@ def works(_self: Any, turn: fenced.Lease, seconds: float) -> None:
     log(f"worked {seconds:g}")
 
 
-@app.task(bind=True)
+@app.task
+def slow(seconds: float) -> None:
+    log("slowly")
+    time.sleep(seconds)
+
+
+@app.task(bind=True, max_retries=None)
 def leased(self: Any, seconds: float) -> None:
     """The control: a lease of the task's id, and no mark."""
     try:
@@ -105,7 +111,7 @@ def leased(self: Any, seconds: float) -> None:
             log("leased", lease.token)
             time.sleep(seconds)
     except fenced.NotGranted as busy:
-        raise self.retry(exc=busy, countdown=2, max_retries=None) from busy
+        raise self.retry(exc=busy, countdown=2) from busy
 
 
 @app.task(bind=True, autoretry_for=(Exception,), retry_backoff=False, default_retry_delay=0)

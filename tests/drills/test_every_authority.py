@@ -41,7 +41,7 @@ def test_no_authority_is_left_out() -> None:
     assert schemes == SERVERS.keys() | ELSEWHERE
 
 
-@pytest.mark.parametrize("scenario", ["pause", "late-renewal", "storm"])
+@pytest.mark.parametrize("scenario", ["sigstop", "late-renewal", "storm"])
 @pytest.mark.parametrize(
     # No guard knows its authority: each authority with one guard, and each guard with one authority, are enough.
     ("guard", "fixture"),

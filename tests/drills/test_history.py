@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from fenced.drills import pauses
 from fenced.drills.history import (
     Decision,
     Grant,
@@ -45,7 +46,12 @@ def _operation(
 
 
 def _story(*operations: Operation, there: tuple[str, ...] = ()) -> History:
-    return History(operations=list(operations), finals={"stock": frozenset(there)})
+    return History(operations=list(operations), finals={"stock": there})
+
+
+def verdict(history: History) -> str:
+    """As of a drill of which somebody must be overtaken, and which accepts no harm."""
+    return pauses.SIGSTOP.verdict(history, check(history))
 
 
 # Token 1 reads and is paused, token 2 takes over, token 1 comes late and is refused.
@@ -61,7 +67,7 @@ RIGHT = (
 
 def test_a_right_history_is_held() -> None:
     findings = check(_story(*RIGHT, there=("u2",)))
-    assert findings.verdict == "held"
+    assert verdict(_story(*RIGHT, there=("u2",))) == "held"
     assert (findings.acknowledged, findings.refused, findings.overtaken) == (1, 1, 1)
     assert not findings.stale
     assert not findings.lost
@@ -85,10 +91,10 @@ NOBODY_OVERTAKEN: dict[str, tuple[Operation, ...]] = {
 def test_where_nobody_was_overtaken_nothing_is_held(operations: tuple[Operation, ...]) -> None:
     """Without a guard nothing would be lost here either. A fault that is there counts all the same."""
     acknowledged = [each.update or "" for each in _story(*operations).writes("admitted")]
-    findings = check(_story(*operations, there=tuple(acknowledged)))
-    assert (findings.verdict, findings.overtaken) == ("inconclusive", 0)
+    history = _story(*operations, there=tuple(acknowledged))
+    assert (verdict(history), check(history).overtaken) == ("inconclusive", 0)
     gone = _operation("write", 3, 20, 9)
-    assert check(_story(*operations, gone, there=tuple(acknowledged))).verdict == "broken"
+    assert verdict(_story(*operations, gone, there=tuple(acknowledged))) == "broken"
 
 
 @pytest.mark.parametrize("version", [2, None])
@@ -97,7 +103,7 @@ def test_without_a_guard_an_overtaken_holder_is_never_held(version: int | None) 
     plain = [each for each in RIGHT[:5] if each.kind != "announce"]
     late = replace(RIGHT[-1], decision="admitted", version=version)
     findings = check(_story(*plain, late, there=("u1", "u2")))
-    assert (findings.verdict, findings.overtaken, findings.stale) == ("broken", 1, (late,))
+    assert (findings.harm >= {"stale"}, findings.overtaken, findings.stale) == (True, 1, (late,))
 
 
 def test_each_overtaken_lease_counts_once() -> None:
@@ -109,7 +115,7 @@ def test_each_overtaken_lease_counts_once() -> None:
 def test_a_late_write_that_was_admitted_is_stale_and_loses_an_update() -> None:
     late = replace(RIGHT[-1], decision="admitted", version=2)
     findings = check(_story(*RIGHT[:-1], late, there=("u1",)))
-    assert findings.verdict == "broken"
+    assert findings.harm == {"stale", "lost"}
     assert findings.stale == (late,)
     assert [each.update for each in findings.lost] == ["u2"]
     assert findings.lost_percent == pytest.approx(50)
@@ -140,27 +146,33 @@ def test_a_read_counts_where_it_stood_in_the_order_of_the_resource() -> None:
 def test_names_have_marks_of_their_own() -> None:
     other = _operation("write", 1, 6, 2, name="other")
     history = _story(*RIGHT, other, there=("u2",))
-    history.finals["other"] = frozenset({"u1"})
-    assert check(history).verdict == "held"
+    history.finals["other"] = ("u1",)
+    assert verdict(history) == "held"
 
 
 def test_an_acknowledged_update_that_is_missing_is_lost() -> None:
     findings = check(_story(*RIGHT, there=()))
     assert [each.update for each in findings.lost] == ["u2"]
-    assert findings.verdict == "broken"
+    assert findings.harm == {"lost"}
 
 
 def test_an_unknown_write_may_be_there_or_not() -> None:
     unknown = _operation("write", 3, 7, None, decision="unknown")
     failed = _operation("write", 4, 8, None, decision="failed")
     for there in (("u2",), ("u2", "u3")):
-        assert check(_story(*RIGHT, unknown, failed, there=there)).verdict == "held"
+        assert verdict(_story(*RIGHT, unknown, failed, there=there)) == "held"
 
 
 def test_a_refused_update_that_is_there_is_caught() -> None:
     findings = check(_story(*RIGHT, there=("u1", "u2")))
     assert [each.update for each in findings.refused_applied] == ["u1"]
-    assert findings.verdict == "broken"
+    assert findings.harm == {"refused_applied"}
+
+
+def test_an_update_that_is_there_twice_is_caught() -> None:
+    findings = check(_story(*RIGHT, there=("u2", "u2")))
+    assert findings.doubled == ("u2",)
+    assert findings.harm == {"doubled"}
 
 
 def _grant(token: int, began: float, time: float) -> Grant:
@@ -177,9 +189,9 @@ def _grant(token: int, began: float, time: float) -> Grant:
     ],
 )
 def test_tokens_that_do_not_rise_are_caught(grants: list[Grant], fallen: int) -> None:
-    findings = check(History(grants=grants))
-    assert len(findings.tokens_fallen) == fallen
-    assert findings.verdict == ("broken" if fallen else "inconclusive")
+    history = History(grants=grants)
+    assert len(check(history).tokens_fallen) == fallen
+    assert verdict(history) == ("broken" if fallen else "inconclusive")
 
 
 @pytest.mark.parametrize("answer,revived", [("kept", 1), ("expired", 0)])

@@ -11,34 +11,35 @@ from xml.etree import ElementTree
 
 import pytest
 
+from fenced.drills.catalog import DRILLS, STORIES
+from fenced.drills.every import DrillRow, Told, status_of
 from fenced.drills.history import Grant, History, Operation, Pause, check
-from fenced.drills.outcome import DrillOutcome, sentence
+from fenced.drills.outcome import DrillOutcome, Setting, to_json
 from fenced.drills.report import page, picture
+from fenced.drills.sequence import NARROW, sequence_svg
 from fenced.drills.stage import Plan, shown_ttl
 from fenced.drills.storm import Storm, Tally, progress
 from fenced.drills.story import Log, StoryStep
+from fenced.drills.summary import summary_page
 from fenced.drills.terminal import Terminal
-
-SCENARIOS = ["pause", "late-renewal", "storm"]
 
 
 def _outcome(scenario: str, history: History, *, words: str = "words", guarded: bool = True) -> DrillOutcome:
     """An outcome in which every text that could come from outside is `words`."""
-    plan = Plan(scenario, None, None, 1.0, 8.0, 2, 1, 7)
+    plan = Plan(DRILLS[scenario], guard=None if guarded else "none", seconds=8.0, seed=7)
+    setting = Setting(words, words, (words,), (words,), True, True, 1.0, 8.0)
     steps = tuple(
         StoryStep(0.1, actor, target, "note", words, words)
         for actor, target in (("A", "A"), ("A", "database"), ("database", "database"))
     )
-    return DrillOutcome(
-        plan, words, words, guarded, (words,), (words,), history, check(history), steps, 0.0, 1.0, words
-    )
+    return DrillOutcome(plan, setting, history, check(history), steps, 0.0, 1.0)
 
 
 def _operation(token: int, at: float, words: str = "words") -> Operation:
     return Operation(f"H{token}", "write", words, words, token, "admitted", at, at + 0.1, update=f"u{token}")
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", DRILLS)
 def test_everything_in_a_report_is_escaped(scenario: str) -> None:
     nasty = "<script>alert('&\"')</script>"
     refused = replace(_operation(1, 0.0, nasty), holder=nasty, decision="refused", why=nasty)
@@ -46,7 +47,7 @@ def test_everything_in_a_report_is_escaped(scenario: str) -> None:
         grants=[Grant(nasty, 1, nasty, 0.0, 0.1)],
         operations=[refused, _operation(2, 0.0, nasty)],
         pauses=[Pause(nasty, nasty, 1, 0.0, 0.5)],
-        finals={nasty: frozenset({"u2"})},
+        finals={nasty: ("u2",)},
     )
     outcome = _outcome(scenario, history, words=nasty)
     assert "<script" not in page(outcome)
@@ -60,7 +61,7 @@ def test_a_report_shows_first_what_was_refused_stale_or_lost() -> None:
     refused = replace(_operation(1000, 3000.0), decision="refused", why="stale", update="late")
     stale = replace(_operation(1000, 3001.0), update="later")
     updates = {each.update or "" for each in (*many, stale)}
-    history = History(operations=[*many, last, refused, stale], finals={"words": frozenset(updates)})
+    history = History(operations=[*many, last, refused, stale], finals={"words": tuple(updates)})
     html = page(_outcome("storm", history))
     rows = re.findall(r'<tr class="(\w*)">.*?<td class="fate">(.*?)</td>', html)
     assert rows[:3] == [
@@ -72,13 +73,13 @@ def test_a_report_shows_first_what_was_refused_stale_or_lost() -> None:
     assert "999 operations" in html
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", DRILLS)
 @pytest.mark.parametrize("guarded", [True, False])
 def test_the_last_line_can_be_typed(
     scenario: str, guarded: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a clone, where `fenced` is not on the path, and in an environment that has it."""
-    words = "" if scenario == "pause" else f" {scenario}"
+    words = "" if scenario == "sigstop" else f" {scenario}"
     words += " --guard none" if guarded else ""
     for by, typed in (("", f"fenced drill{words}"), ("make", f'make drill ARGS="{words.strip()}"')):
         monkeypatch.setenv("FENCED_DRILL_BY", by)
@@ -103,14 +104,73 @@ def test_the_progress_of_a_storm_fits_80_columns(tally: Tally, holders: int) -> 
     assert len(progress(storm, 0.0)) < 80
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", DRILLS)
 @pytest.mark.parametrize("guarded", [True, False])
 def test_where_nobody_was_overtaken_the_sentence_says_what_to_do(scenario: str, guarded: bool) -> None:
     outcome = _outcome(scenario, History(), guarded=guarded)
     assert "INCONCLUSIVE" in page(outcome)
-    assert "SIGSTOP" not in page(outcome)
-    assert sentence(outcome).startswith("Nobody was overtaken")
-    assert ("--seconds 2" in sentence(outcome)) is (scenario == "storm")
+    assert "this shows nothing" in outcome.sentence
+    assert ("--seconds 2" in outcome.sentence) is (scenario in ("storm", "set"))
+
+
+def test_a_drill_that_broke_off_is_never_held() -> None:
+    """Somebody was overtaken, and refused; then the drill could not go on."""
+    refused = replace(_operation(1, 3.0), decision="refused", update="late")
+    history = History(operations=[_operation(2, 0.0), refused], finals={"words": ("u2",)})
+    outcome = _outcome("sigstop", history)
+    assert outcome.verdict == "held"
+    broken_off = replace(outcome, why="its network is not there")
+    assert (broken_off.verdict, broken_off.sentence) == (
+        "inconclusive",
+        "This shows nothing: its network is not there.",
+    )
+    lost = replace(
+        broken_off,
+        history=replace(history, finals={"words": ()}),
+        findings=check(replace(history, finals={"words": ()})),
+    )
+    assert lost.verdict == "broken"
+
+
+def _told(verdict: str, words: str = "words") -> Told:
+    return to_json(_outcome("sigstop", History(), words=words)) | {"verdict": verdict, "sentence": words}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "status"), [(["held"], 0), (["held", "inconclusive"], 2), (["inconclusive", "broken"], 1)]
+)
+def test_the_status_of_all_is_that_of_the_worst_with_the_guard(verdicts: list[str], status: int) -> None:
+    rows = [DrillRow(STORIES[0], _told(each), _told("broken")) for each in verdicts]
+    assert status_of(rows) == status
+    assert f"{len(rows)} drills: {verdicts.count('held')} HELD" in summary_page(rows, 1.0)
+
+
+def test_everything_in_the_page_of_all_is_escaped() -> None:
+    nasty = "<script>alert('&\"')</script>"
+    html = summary_page(
+        [DrillRow(each, _told("held", nasty), _told("broken", nasty)) for each in STORIES], 1.0
+    )
+    assert "<script" not in html
+
+
+def test_a_picture_for_phones_keeps_its_words_inside() -> None:
+    """Whatever is written beside which lifeline: nothing begins or ends outside of the picture."""
+    words = "a label of some thirty letters"
+    steps = [
+        StoryStep(0.1 * place, actor, target, "note", "", words)
+        for place, (actor, target) in enumerate(
+            (actor, target) for actor in NARROW.lives for target in NARROW.lives
+        )
+    ]
+    root = ElementTree.fromstring(sequence_svg(steps, "title", layout=NARROW))
+    found = [each for each in root.iter("{http://www.w3.org/2000/svg}text") if each.text == words]
+    assert len(found) == len(steps)
+    for each in found:
+        wide = 6.6 * len(words)
+        left = (
+            float(each.attrib["x"]) - {"start": 0, "middle": 0.5, "end": 1}[each.attrib["text-anchor"]] * wide
+        )
+        assert 0 <= left <= NARROW.width - wide
 
 
 @pytest.mark.parametrize(

@@ -391,7 +391,9 @@ def test_tokens_of_eight_holders_never_fall(client: Any, item: Item) -> None:
 def test_a_drill(dynamo_server: DynamoServer) -> None:
     """A storm asks the guard for nothing else; `make evidence` runs storms."""
     address = dynamo_server.url(f"drill-{next(_numbers)}")
-    result = CliRunner().invoke(drill, ["pause", "--seed", "7", "--guard", address, "--ttl", "0.7", "--json"])
+    result = CliRunner().invoke(
+        drill, ["sigstop", "--seed", "7", "--guard", address, "--ttl", "0.7", "--json"]
+    )
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["verdict"] == "held" and found["overtaken"] > 0

@@ -1,6 +1,5 @@
 """What is given up without an answer, or by nobody, ends by its own ttl, although its client renews another lease."""
 
-import contextlib
 import secrets
 from collections.abc import Iterator
 
@@ -13,7 +12,6 @@ from fenced.stores.etcd.address import EtcdAddress
 from fenced.stores.etcd.authority.authority import EtcdAuthority
 from fenced.stores.etcd.wire import messages
 from fenced.stores.etcd.wire.cluster import EtcdWire, NoSpace
-from fenced.stores.etcd.wire.protobuf import integer
 from fenced.testing.kit import asking, granted
 from fenced.values.contracts import Authority
 from fenced.values.model import Ask, Busy, Ended, Granted, Kept, Released, Waiting
@@ -22,7 +20,6 @@ from tests.etcd.aging import Time
 from tests.etcd.test_outages import Harness
 from tests.shifted import Shifted
 
-ALARM = "/etcdserverpb.Maintenance/Alarm"
 SOON = 0.3
 TTL = 30.0
 
@@ -102,41 +99,6 @@ def test_a_name_ends_by_its_own_ttl(bench: Bench, how: str) -> None:
     assert step(bench.one.release(ask.secret)) == Ended("expired")
 
 
-def test_a_lock_delay_follows_as_long_as_it_says(bench: Bench) -> None:
-    ask = bench.held(lock_delay=20.0)
-    bench.later(TTL + 5)
-    view = step(bench.other.observe("orders"))
-    assert view.held_by is None and 0 < view.free_in <= 20
-    bench.is_taken()
-    assert step(bench.one.renew([ask.secret])) == [Ended("expired")]
-    bench.later(20)
-    bench.is_free()
-
-
-def test_a_silent_waiter_loses_its_place(bench: Bench) -> None:
-    """After ten seconds; one that is renewed keeps it."""
-    holder, behind = bench.asking(), bench.asking(wait=True)
-    step(granted(bench.other, holder))
-    silent = bench.asking(wait=True)
-    assert isinstance(step(bench.one.ask(silent)), Waiting)
-    assert isinstance(step(bench.one.ask(behind)), Waiting)
-    assert step(bench.other.release(holder.secret)) == Released()
-    bench.later(5, behind)
-    assert isinstance(step(bench.one.ask(behind)), Waiting), "it stands behind the silent one"
-    bench.later(10, behind)
-    step(granted(bench.one, behind))
-    assert step(bench.one.ask(silent)) == Ended("expired")
-
-
-def test_a_renewed_attempt_never_ends(bench: Bench) -> None:
-    ask, waiter = bench.held(), bench.asking(wait=True)
-    assert isinstance(step(bench.one.ask(waiter)), Waiting)
-    bench.later(50, ask, waiter)
-    assert step(bench.one.release(ask.secret)) == Released()
-    step(granted(bench.one, waiter))
-    bench.later(50, waiter)
-
-
 @pytest.mark.parametrize("how", ["its grant is lost", "its release is lost"])
 def test_an_etcd_lease_in_doubt_is_not_used_again(bench: Bench, how: str) -> None:
     """Two attempts on it would keep each other alive. After a release with an answer the next attempt has it."""
@@ -156,56 +118,13 @@ def test_an_etcd_lease_in_doubt_is_not_used_again(bench: Bench, how: str) -> Non
 # No space.
 
 
-@contextlib.contextmanager
-def no_space(server: EtcdServer) -> Iterator[None]:
-    """What etcd does when its quota is reached: nothing is put any more, by nobody, until the alarm is over."""
-    runtime = BlockingRuntime()
-    wire = EtcdWire(EtcdAddress(server.url()), runtime)
-    status = server.status()
-    assert status is not None
-    for action in (1, 2):
-        request = integer(1, action) + integer(2, status.member) + integer(3, 1)
-        step(wire.call(ALARM, request, runtime.now() + 5))
-        if action == 1:
-            try:
-                yield
-            except BaseException:
-                server.execute("alarm", "disarm")
-                raise
-    wire.close()
-
-
-@pytest.fixture(scope="module")
-def full_server() -> Iterator[EtcdServer]:
-    with EtcdServer() as server:
-        yield server
-
-
-@pytest.mark.xdist_group("etcd")
-def test_a_release_without_space_frees_the_name(full_server: EtcdServer) -> None:
-    """etcd refuses what writes, and carries out what only deletes. The old record stops a late ask."""
-    bench = Bench(full_server)
-    held, several, waiter = bench.held(), bench.held("a", "b"), bench.asking(wait=True)
-    assert isinstance(step(bench.other.ask(waiter)), Waiting)
-    with no_space(full_server):
-        with pytest.raises(Unavailable, match="space"):
-            step(bench.one.ask(bench.asking("more")))
-        assert step(bench.one.release(held.secret)) == Released()
-        assert step(bench.one.release(several.secret)) == Released()
-        bench.later(5)
-        assert step(bench.other.withdraw(waiter.secret)) == Released()
-        assert [view.name for view in step(bench.other.survey())] == ["kept"]
-    bench.is_free()
-    for client in (bench.one, bench.other):
-        assert isinstance(step(client.ask(held)), Ended)
-    step(bench.harness.close())
-
-
 @pytest.mark.xdist_group("etcd")
 def test_a_server_whose_quota_is_reached_takes_releases() -> None:
-    """The real thing."""
+    """etcd refuses what writes, and carries out what only deletes. The old record stops a late ask."""
     with EtcdServer(settings={"quota-backend-bytes": "200000"}) as server:
         bench = Bench(server)
+        held, several, waiter = bench.held(), bench.held("a", "b"), bench.asking(wait=True)
+        assert isinstance(step(bench.other.ask(waiter)), Waiting)
         filler, fills = b"x" * 30_000, True
         wire = EtcdWire(EtcdAddress(server.url()), bench.runtime)
         while fills:
@@ -216,9 +135,15 @@ def test_a_server_whose_quota_is_reached_takes_releases() -> None:
                 fills = False
         wire.close()
         with pytest.raises(Unavailable, match="space"):
-            step(bench.one.ask(bench.asking()))
-        assert step(bench.one.release(bench.kept.secret)) == Released()
-        assert step(bench.other.survey()) == []
+            step(bench.one.ask(bench.asking("more")))
+        for ask in (held, several):
+            assert step(bench.one.release(ask.secret)) == Released()
+        bench.later(5)
+        assert step(bench.other.withdraw(waiter.secret)) == Released()
+        assert [view.name for view in step(bench.other.survey())] == ["kept"]
+        server.execute("alarm", "disarm")
+        for client in (bench.one, bench.other):
+            assert isinstance(step(client.ask(held)), Ended)
         step(bench.harness.close())
 
 

@@ -1,18 +1,11 @@
 """A release that grants the name to the one directly behind, when both are of one client: and when it must not."""
 
-import contextlib
-import random
 import secrets
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import fenced
-from fenced.drills.relay import Fault, Proxy, http2_reply
-from fenced.errors import Indeterminate
 from fenced.runtime.blocking import step
 from fenced.stores.etcd.address import EtcdAddress
 from fenced.stores.etcd.authority.authority import EtcdAuthority
@@ -91,13 +84,6 @@ def test_a_hand_over_is_one_request(queue: Queue) -> None:
     assert step(queue.client.renew([last.secret])) == [Kept(30.0)]
     assert queue.release(last) == Released()
     assert step(queue.other.survey()) == []
-
-
-def test_nobody_is_passed_over(queue: Queue) -> None:
-    between, behind = queue.wait(queue.other), queue.wait(queue.client)
-    assert queue.release(queue.holder) == Released()
-    assert isinstance(step(queue.client.ask(behind)), Waiting)
-    step(granted(queue.other, between))
 
 
 def test_a_late_place_is_taken_behind_the_holder(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,69 +192,3 @@ def test_a_renewal_meanwhile_does_not_disturb(queue: Queue) -> None:
     assert step(queue.client.renew([waiter.secret])) == [Waiting(0.0)]
     view, lease = step(queue.other.observe("orders")).held_by, step(granted(queue.client, waiter))
     assert view is not None and view.token == lease.token
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_lost_reply_is_found_out(etcd_server: EtcdServer, times: int) -> None:
-    """The name is handed over, and neither of the two is told: both find it in what is stored."""
-    proxy = Proxy(etcd_server.host, etcd_server.port, http2_reply)
-    queue = Queue(etcd_server, f"etcd://{proxy.host}:{proxy.port}")
-    waiter = queue.wait(queue.client)
-    proxy.on(b'"state":"released"', Fault.LOSE_REPLY, times=times)
-    if times == 2:
-        with pytest.raises(Indeterminate):
-            queue.release(queue.holder)
-    assert queue.release(queue.holder) == Released()
-    view = step(queue.other.observe("orders")).held_by
-    assert queue.has(waiter) and view is not None
-    queue.woken(waiter)
-    assert step(granted(queue.client, waiter)).token == view.token > queue.first.token
-    assert queue.release(waiter) == Released()
-    assert step(queue.other.survey()) == []
-    queue.close()
-    proxy.stop()
-
-
-def test_a_crowd_that_loses_patience(etcd_server: EtcdServer) -> None:
-    """Threads of two clients, some of which give up while they are handed the name: one at a time, tokens rise."""
-    namespace = secrets.token_hex(8)
-    tokens: list[int] = []
-    inside = threading.Lock()
-    failed: list[BaseException] = []
-
-    def contend(client: fenced.Client, draw: random.Random) -> None:
-        try:
-            for _ in range(12):
-                # On a busy machine a short wait is over before the server has answered: that is no answer, either.
-                with contextlib.suppress(fenced.NotGranted, fenced.Unavailable, fenced.Indeterminate):
-                    lease = client.acquire("orders", ttl=30, wait=draw.choice((0.002, 0.01, 0.03, 20)))
-                    assert inside.acquire(blocking=False), "two at a time"
-                    tokens.append(lease.token)
-                    lease.check()
-                    inside.release()
-                    lease.release()
-        except BaseException as error:  # noqa: BLE001 - told below
-            failed.append(error)
-
-    with (
-        fenced.Client(etcd_server.url(), namespace=namespace, guarantee="best-effort") as one,
-        fenced.Client(etcd_server.url(), namespace=namespace, guarantee="best-effort") as two,
-    ):
-        crowd = [
-            threading.Thread(target=contend, args=(client, random.Random(number)))
-            for number in range(6)
-            for client in (one, two)
-        ]
-        for thread in crowd:
-            thread.start()
-        for thread in crowd:
-            thread.join(60)
-        assert not failed and not any(thread.is_alive() for thread in crowd)
-        assert tokens == sorted(set(tokens)) and len(tokens) > 12
-    # Closed clients have ended what they gave up. A request whose outcome is unknown may still be under way.
-    authority = opened(etcd_server.url(), namespace)
-    until = time.monotonic() + 60
-    while left := [view for view in step(authority.survey()) if view.held_by or view.waiters]:
-        assert time.monotonic() < until, left
-        time.sleep(0.05)
-    step(authority.close())

@@ -15,7 +15,9 @@ SAYS = {
     "apscheduler_jobs.py": r"each tick ran once: True\n",
     "celery_tasks.py": r"charged: \[\(1,\), \(1,\)\]\n",
     "claims.py": r"the late worker was refused\n20 of 20 rows are right\n",
+    "election.py": r"(the message of an earlier term was refused\n){2}3 processes have led, one after the other\n",
     "once.py": r"machine \d migrates under token 1\n",
+    "replicas.py": r"the deposed primary was refused\n\(b'one', b'two', b'three'\)\n",
     "rq_jobs.py": r"order 42 is charged\n",
 }
 """What each example prints, as one regular expression."""

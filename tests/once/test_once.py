@@ -171,7 +171,7 @@ def overtake(client: fenced.Client, lease: fenced.Lease) -> None:
 RUNNER = """
 import os, sys, fenced
 url, folder, dies_at = sys.argv[1:]
-from fenced.client import once, faces
+from fenced.client import once, contexts
 def die(*_, **__): os._exit(9)
 def dying(kind, name, after):
     real = getattr(kind, name)
@@ -181,8 +181,8 @@ def dying(kind, name, after):
         die()
     setattr(kind, name, call)
 PLACES = {
-    "before the lease": (faces.LeaseContext, "__enter__", False),
-    "with the lease": (faces.LeaseContext, "__enter__", True),
+    "before the lease": (contexts.LeaseContext, "__enter__", False),
+    "with the lease": (contexts.LeaseContext, "__enter__", True),
     "after the read": (fenced.Values, "read", True), "before the mark": (fenced.Values, "write", False),
     "after the mark": (fenced.Values, "write", True), "in the work": None, "": None,
 }
@@ -241,7 +241,7 @@ def test_of_many_machines_one_runs_and_the_others_skip(tmp_path: Path) -> None:
 
 def test_each_tick_once_with_clocks_that_disagree_and_machines_that_stop(tmp_path: Path) -> None:
     """A machine that is stopped in its turn leaves no mark, and its successor runs that tick under a higher token."""
-    found = ticking.measure(f"sqlite:///{tmp_path}/leases.db", tmp_path, count=20, processes=3)
+    found = ticking.measure(f"sqlite:///{tmp_path}/leases.db", tmp_path, count=20, processes=3, work=0.1)
     assert found["each marked once, none left out"], found
     assert found["in the order of tokens"] and found["exit statuses"] == [0], found
 
@@ -264,6 +264,7 @@ def test_marks_of_ids_without_end_share_slots_and_end(
         now[0] += 61
         with client.once("task/d", 1, keep=60) as turn:
             assert turn
+        assert client._marks is not None
         value = client._marks.peek("once/slot/0").value
         assert ticks.read(value).keys() == {"task/d"}
 

@@ -20,7 +20,7 @@ from fenced.core.keeping import Keeper
 from fenced.core.settling import GivenUp
 from fenced.core.waiting import QueueEntry
 from fenced.errors import FencedError, Indeterminate
-from fenced.guards.cells import Cell, Config
+from fenced.guards.cells import Cell
 from fenced.leases.dictionaries import MemoryRows
 from fenced.leases.rows import NS, AttemptRow, LeaseAlgorithm, names_json
 from fenced.stores.ledger.authority.changes import Change, RecordedRows
@@ -46,6 +46,13 @@ from fenced.values.model import (
     grant_id,
     is_seq,
 )
+
+
+def planted(kind: type, but: type | tuple[()] = ()) -> list[Any]:
+    """All bugs above in this module that are planted into a class."""
+    here = [each for each in globals().values() if isinstance(each, type) and each.__module__ == __name__]
+    return [each for each in here if issubclass(each, kind) and not issubclass(each, but)]
+
 
 # Authorities. Most are planted into the algorithm, and so into every store that runs it.
 
@@ -229,26 +236,7 @@ class SilentRelease(LeaseAlgorithm):
         return []
 
 
-ALGORITHM_BUGS: tuple[type[LeaseAlgorithm], ...] = (
-    RenewalRevives,
-    RenewalCreates,
-    OneRenewsAll,
-    AnybodyReleases,
-    TokenAtTheQueue,
-    EveryAskIsNew,
-    ForcedBlindly,
-    NoTombstone,
-    LapsedWaitersAreGranted,
-    DeadWaitersBlock,
-    Barging,
-    PartialHolds,
-    LockDelayAfterRelease,
-    KeptNamesAreFreed,
-    LockDelayIsIgnored,
-    NewestFirst,
-    BusyThoughFree,
-    SilentRelease,
-)
+ALGORITHM_BUGS = planted(LeaseAlgorithm, but=CountingAlgorithm)
 
 
 class ReleaseDeletesTheCounter(MemoryRows):
@@ -277,12 +265,7 @@ class FloorIsSet(MemoryRows):
         return above
 
 
-AUTHORITY_BUGS: tuple[type[LeaseAlgorithm] | type[MemoryRows], ...] = (
-    ReleaseDeletesTheCounter,
-    TidyResetsTheCounter,
-    FloorIsSet,
-    *ALGORITHM_BUGS,
-)
+AUTHORITY_BUGS = [*planted(MemoryRows), *ALGORITHM_BUGS]
 
 
 def store_with(bug: type[LeaseAlgorithm] | type[MemoryRows]) -> type[MemoryStore]:
@@ -336,46 +319,29 @@ class SweptTwice(RecordedRows):
         return [row for row in rows if row.forget <= now]
 
 
-LEDGER_BUGS: tuple[type[CountingAlgorithm] | type[RecordedRows], ...] = (
-    SettledFreesTheName,
-    AnybodySettles,
-    SweptTwice,
-)
+LEDGER_BUGS = [*planted(CountingAlgorithm), *planted(RecordedRows)]
 
 
 # Guards.
 
 
+# `_decide(mark, stamp, name, config, announce, operation)` of the guard: what is not looked at is in `rest`.
+
+
 class NoFence(MemoryValues):
     """Everything is admitted."""
 
-    def _decide(
-        self,
-        mark: Mark | None,
-        stamp: Stamp | None,
-        name: str,
-        config: Config,
-        announce: bool,
-        operation: str,
-    ) -> Judgement:
+    def _decide(self, mark: Mark | None, stamp: Stamp | None, name: str, *rest: Any) -> Judgement:
         return Judgement(Verdict.ADMIT, Mark(stamp.token, stamp.grant, stamp.seq or 0) if stamp else mark)
 
 
 class StrictlyGreater(MemoryValues):
     """`>` for `>=`: the holder's second operation is taken for a stale one."""
 
-    def _decide(
-        self,
-        mark: Mark | None,
-        stamp: Stamp | None,
-        name: str,
-        config: Config,
-        announce: bool,
-        operation: str,
-    ) -> Judgement:
-        if stamp is not None and not announce and mark is not None and mark.seq and stamp.token <= mark.token:
+    def _decide(self, mark: Mark | None, stamp: Stamp | None, name: str, *rest: Any) -> Judgement:
+        if stamp is not None and not rest[1] and mark is not None and mark.seq and stamp.token <= mark.token:
             return Judgement(Verdict.STALE, mark)
-        judged = super()._decide(mark, stamp, name, config, announce, operation)
+        judged = super()._decide(mark, stamp, name, *rest)
         risen = judged.mark
         return Judgement(judged.verdict, risen and replace(risen, seq=risen.seq or 1))
 
@@ -383,16 +349,8 @@ class StrictlyGreater(MemoryValues):
 class MarkIsOnlyRead(MemoryValues):
     """The mark is compared but never raised."""
 
-    def _decide(
-        self,
-        mark: Mark | None,
-        stamp: Stamp | None,
-        name: str,
-        config: Config,
-        announce: bool,
-        operation: str,
-    ) -> Judgement:
-        judged = super()._decide(mark, stamp, name, config, announce, operation)
+    def _decide(self, mark: Mark | None, stamp: Stamp | None, name: str, *rest: Any) -> Judgement:
+        judged = super()._decide(mark, stamp, name, *rest)
         return Judgement(judged.verdict, mark or judged.mark)
 
 
@@ -406,18 +364,10 @@ class AnnouncingDoesNothing(MemoryValues):
 class EqualTokenOfAnybody(MemoryValues):
     """The grant is not compared: two holders of one token are both admitted."""
 
-    def _decide(
-        self,
-        mark: Mark | None,
-        stamp: Stamp | None,
-        name: str,
-        config: Config,
-        announce: bool,
-        operation: str,
-    ) -> Judgement:
+    def _decide(self, mark: Mark | None, stamp: Stamp | None, name: str, *rest: Any) -> Judgement:
         if stamp is not None and mark is not None and mark.token == stamp.token:
             mark = replace(mark, grant=stamp.grant)
-        return super()._decide(mark, stamp, name, config, announce, operation)
+        return super()._decide(mark, stamp, name, *rest)
 
 
 class RefusalRaisesTheMark(MemoryValues):
@@ -434,18 +384,10 @@ class RefusalRaisesTheMark(MemoryValues):
 class NamesByPrefix(MemoryValues):
     """`orders` covers `orders/42`."""
 
-    def _decide(
-        self,
-        mark: Mark | None,
-        stamp: Stamp | None,
-        name: str,
-        config: Config,
-        announce: bool,
-        operation: str,
-    ) -> Judgement:
+    def _decide(self, mark: Mark | None, stamp: Stamp | None, name: str, *rest: Any) -> Judgement:
         if stamp is not None and any(name.startswith(own) for own in stamp.names):
             stamp = stamp._replace(names=(*stamp.names, name))
-        return super()._decide(mark, stamp, name, config, announce, operation)
+        return super()._decide(mark, stamp, name, *rest)
 
 
 class ObserveRaisesTheMark(MemoryValues):
@@ -500,36 +442,20 @@ class AnnouncementsLendTheirIds(MemoryValues):
             self._lent = ""
         return await super()._operate(*arguments, announce=announce, operation=operation, **more)
 
-    def _decide(
-        self,
-        mark: Mark | None,
-        stamp: Stamp | None,
-        name: str,
-        config: Config,
-        announce: bool,
-        operation: str,
-    ) -> Judgement:
-        judged = super()._decide(mark, stamp, name, config, announce, operation)
-        if announce and judged.mark is not None and judged.mark != mark:
-            return replace(judged, mark=replace(judged.mark, operation=operation))
+    def _decide(self, mark: Mark | None, stamp: Stamp | None, name: str, *rest: Any) -> Judgement:
+        judged = super()._decide(mark, stamp, name, *rest)
+        if rest[1] and judged.mark is not None and judged.mark != mark:
+            return replace(judged, mark=replace(judged.mark, operation=rest[2]))
         return judged
 
 
 class AnySeq(MemoryValues):
     """A seq is compared without a look at its range: -1 makes a mark fall."""
 
-    def _decide(
-        self,
-        mark: Mark | None,
-        stamp: Stamp | None,
-        name: str,
-        config: Config,
-        announce: bool,
-        operation: str,
-    ) -> Judgement:
+    def _decide(self, mark: Mark | None, stamp: Stamp | None, name: str, *rest: Any) -> Judgement:
         if stamp is not None and not is_seq(stamp.seq):
-            return Judgement(Verdict.ADMIT, Mark(stamp.token, stamp.grant, stamp.seq or 0, operation))
-        return super()._decide(mark, stamp, name, config, announce, operation)
+            return Judgement(Verdict.ADMIT, Mark(stamp.token, stamp.grant, stamp.seq or 0, rest[2]))
+        return super()._decide(mark, stamp, name, *rest)
 
 
 class ProofsAreDropped(MemoryValues):
@@ -582,26 +508,7 @@ class AskedRuleIsIgnored(MemoryValues):
         self._asked = None
 
 
-GUARD_BUGS: tuple[type[MemoryValues], ...] = (
-    AskedRuleIsIgnored,
-    NoFence,
-    StrictlyGreater,
-    MarkIsOnlyRead,
-    AnnouncingDoesNothing,
-    EqualTokenOfAnybody,
-    RefusalRaisesTheMark,
-    NamesByPrefix,
-    ObserveRaisesTheMark,
-    FirstNameDecides,
-    HighestIsTheLatest,
-    OperationsAreCounted,
-    AnnouncementsLendTheirIds,
-    AnySeq,
-    ProofsAreDropped,
-    ModesAreRemembered,
-    OldCellsDecide,
-    AnyHolderIsTheSame,
-)
+GUARD_BUGS = planted(MemoryValues)
 
 
 # Clients.

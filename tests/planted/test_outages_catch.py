@@ -3,6 +3,8 @@
 import pytest
 
 from fenced.core.acquiring import LeaseEngine
+from fenced.runtime.blocking import BlockingRuntime
+from fenced.runtime.sockets import SocketStream
 from fenced.stores.redis.authority.authority import RedisAuthority
 from fenced.values.model import AskAnswer
 from fenced_testkit import outages
@@ -54,3 +56,17 @@ def test_a_call_without_a_deadline_is_caught(server: RedisServer, monkeypatch: p
     observe = RedisAuthority.observe
     monkeypatch.setattr(RedisAuthority, "observe", lambda self, name, until=None: observe(self, name))
     assert is_caught(CHECKS["every_call_ends_by_its_deadline"], lambda runtime: Harness(runtime, server))
+
+
+def test_a_limit_for_each_read_is_caught(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte that comes starts the limit anew, and the call lasts as long as the server likes."""
+    receive, dripped = SocketStream.receive, [0]
+
+    async def each(line: SocketStream, until: float) -> bytes:
+        got = await receive(line, BlockingRuntime().now() + 0.8 if dripped[0] < 10 else until)
+        dripped[0] += len(got) == 1
+        return got
+
+    monkeypatch.setattr(SocketStream, "receive", each)
+    assert is_caught(CHECKS["every_call_ends_by_its_deadline"], lambda runtime: Harness(runtime, server))
+    assert dripped[0] >= 10, "and it was not the silence that caught it"

@@ -1,5 +1,6 @@
 """The outage kit on PostgreSQL."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from fenced.stores.postgresql.authority.authority import PostgresqlAuthority
 from fenced.testing import Check, CheckFailed, run
 from fenced.testing.kit import asking, granted
 from fenced.values.contracts import Colour, Runtime
-from fenced_testkit import OUTAGE_CHECKS, OutageHarness
+from fenced_testkit import OUTAGE_CHECKS, OutageHarness, outages
 from fenced_testkit.servers import PostgresqlServer
 from tests.outage_harness import ProxiedHarness, every_outage, own_server
 
@@ -89,3 +90,20 @@ def test_an_installation_whose_reply_is_lost_is_found(server: PostgresqlServer) 
         step(granted(authority, asking(runtime, "orders")))
         step(authority.close())
     server.discard_database(database)
+
+
+def test_a_forgotten_listener_is_caught(server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dropped client goes on listening."""
+    abandon = PostgresqlAuthority.abandon
+
+    def forgetful(authority: PostgresqlAuthority) -> None:
+        listeners, authority._listeners, listener = authority._listeners, set(), authority._listener
+        abandon(authority)
+        authority._listeners, authority._listener = listeners, listener
+
+    monkeypatch.setattr(outages, "SOON", 2.0)
+    monkeypatch.setattr(PostgresqlAuthority, "abandon", forgetful)
+    (check,) = (each for each in OUTAGE_CHECKS if each.name.startswith("abandoning"))
+    with pytest.raises(CheckFailed, match="no connection is left"):
+        run(check, lambda runtime: harness(runtime, server), "blocking")
+    gc.collect()  # which closes it after all

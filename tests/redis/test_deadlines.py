@@ -1,9 +1,8 @@
-"""Every call ends at its caller's deadline, whatever the server does; and what came in time is taken."""
+"""What the outage kit does not show of deadlines: while a connection is made, and an answer that came in time."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import socket
 import threading
@@ -20,9 +19,9 @@ from fenced.runtime.sockets import SocketStream
 from fenced.stores.redis.authority.authority import RedisAuthority
 from fenced.testing.kit import asking, granted
 from fenced.values.contracts import Colour, Runtime
-from fenced.values.model import Ended, Granted, Kept, Released
+from fenced.values.model import Granted, Kept, Released
 from fenced_testkit.servers import RedisServer
-from tests.pretending import DEADLINE, LONG, drip, every_call_ends, pretender, silence, takes
+from tests.pretending import DEADLINE, LONG, drip, pretender, silence, takes
 
 
 def trickle(link: socket.socket, over: threading.Event) -> None:
@@ -30,14 +29,6 @@ def trickle(link: socket.socket, over: threading.Event) -> None:
     link.recv(100_000)
     link.sendall(b"$100000\r\n")
     drip(link, over)
-
-
-@pytest.mark.parametrize("behave", [trickle, silence])
-async def test_no_server_holds_a_call_beyond_its_deadline(behave: Any, runtime: Runtime) -> None:
-    with pretender(behave) as port:
-        authority = RedisAuthority.at(f"redis://127.0.0.1:{port}", runtime, "any")
-        await every_call_ends(authority, runtime)
-        await authority.close()
 
 
 @pytest.mark.parametrize(
@@ -96,27 +87,6 @@ async def test_no_full_queue_holds_who_connects_beyond_its_deadline(runtime: Run
     await authority.close()
     for link in (listener, *waiting):
         link.close()
-
-
-async def test_a_limit_for_each_read_would_be_noticed(
-    runtime: Runtime, colour: Colour, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The planted bug: every byte that comes starts the limit anew, and the call lasts as long as the server likes."""
-    reads = 0
-    with pretender(trickle) as port:
-        kind = SocketStream if colour == "blocking" else LoopSocketStream
-        receive = kind.receive
-
-        async def each(line: Any, until: float) -> bytes:
-            nonlocal reads
-            reads += 1
-            return await receive(line, runtime.now() + DEADLINE if reads < 30 else until)
-
-        monkeypatch.setattr(kind, "receive", each)
-        authority = RedisAuthority.at(f"redis://127.0.0.1:{port}", runtime, "any")
-        took = await takes(runtime, lambda until: authority.release("0" * 32, until), Indeterminate)
-        assert took > 5 * DEADLINE
-        await authority.close()
 
 
 async def test_an_answer_that_came_in_time_is_taken_however_late(
@@ -185,70 +155,3 @@ def test_settings_are_looked_at_again_on_each_new_connection(planted: bool) -> N
 
 
 # After an outage.
-
-
-@pytest.mark.xdist_group("redis")
-async def test_a_release_repeated_after_an_outage_frees_the_name(runtime: Runtime) -> None:
-    """The server is killed with a release and a withdrawal under way: repeated, both are carried out, and only once."""
-    with RedisServer() as server:
-        authority = RedisAuthority.at(server.url(), runtime, "any")
-        await authority.open()
-        lease, unknown = asking(runtime, "lease", ttl=3600), asking(runtime, "unknown", ttl=3600)
-        await granted(authority, lease)
-        await granted(authority, unknown)  # whose answer is lost, let us say
-        server.freeze()
-        with pytest.raises(Indeterminate):
-            await authority.release(lease.secret, runtime.now() + 0.2)
-        with pytest.raises((Indeterminate, Unavailable)):
-            await authority.withdraw(unknown.secret, runtime.now() + 0.2)
-        server.kill()
-        with pytest.raises(Unavailable):
-            await authority.release(lease.secret, runtime.now() + 0.2)
-        server.start()
-        assert await authority.release(lease.secret) == Released()
-        assert await authority.withdraw(unknown.secret) == Released()
-        after = [asking(runtime, name, ttl=3600) for name in ("lease", "unknown")]
-        for ask in after:
-            await granted(authority, ask)
-        assert await authority.release(lease.secret) == Released(), "again, and it is the successor's no more"
-        assert await authority.withdraw(unknown.secret) == Released()
-        for ask in after:
-            assert isinstance(await authority.ask(ask), Granted)
-        assert await authority.ask(lease) == Ended("released")
-        await authority.close()
-
-
-# Clients that nobody closes.
-
-
-@pytest.mark.parametrize("thread", [False, True], ids=["here", "another thread"])
-async def test_abandoning_closes_connections_and_nothing_else(
-    redis_server: RedisServer, runtime: Runtime, thread: bool
-) -> None:
-    name = secrets.token_hex(8)
-
-    def connections() -> int:
-        return str(redis_server.execute("CLIENT", "LIST")).count(name)
-
-    before = set(os.listdir("/proc/self/fd"))
-    authority = RedisAuthority.at(f"{redis_server.url()}?client_name={name}", runtime, name)
-    await authority.open()
-    ask = asking(runtime, "orders")
-    await granted(authority, ask)
-    await authority.renew([ask.secret])
-    await authority.next_wakeups(runtime.now() + 0.01)
-    assert connections() == 3
-    for _ in range(2):
-        if thread:
-            elsewhere = threading.Thread(target=authority.abandon)
-            elsewhere.start()
-            elsewhere.join()
-        else:
-            authority.abandon()
-    redis_server.wait_until(lambda: connections() == 0, "no connection of it is left")
-    await runtime.wait(runtime.wakeup(), runtime.now() + 0.01)  # the loop closes the descriptors
-    assert set(os.listdir("/proc/self/fd")) <= before
-    other = RedisAuthority.at(redis_server.url(), runtime, name)
-    await other.open()
-    assert (await other.observe("orders")).held_by is not None
-    await other.close()

@@ -167,7 +167,7 @@ def test_a_refusal_is_seen_with_both_holders(opened: Opened, site: Site, tmp_pat
     expect(detail.locator("svg path.cross")).to_have_count(1)
     assert page.locator("img").count() == 0 and page.title() != "1", "a label is text"
     drill = {
-        "scenario": "pause", "verdict": "held", "refused": 1, "lost_updates": 0, "seconds": 2.5, "names": ["stock"],
+        "drill": "sigstop", "verdict": "held", "refused": 1, "lost_updates": 0, "seconds": 2.5, "names": ["stock"],
         "authority": "sqlite:", "guard": "sqlite:",
         "grants": [{"name": "stock", "token": token, "holder": "AB"[token - 1], "time": token} for token in (1, 2)],
         "operations": [{"name": "stock", "kind": "write", "token": 1, "time": 2.4, "decision": "refused"}],

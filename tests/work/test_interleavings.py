@@ -17,7 +17,7 @@ import pytest
 
 import fenced
 from fenced.errors import StaleToken
-from fenced.guards.claims import CLOSED, ClaimedKey, ClaimTerms, Ends
+from fenced.guards.claims import CLOSED, ClaimTerms, Ends
 from fenced.runtime.blocking import step
 from fenced.sql.engines import on
 from fenced.stores.postgresql.guard.claims import PostgresqlClaims
@@ -119,7 +119,7 @@ class World:
         ) as client:  # closed: nobody renews these leases, and `reset` says whether they live
             first, second = claims.worker(client).__enter__(), claims.worker(client).__enter__()
             (run,) = first.claim_many(self.db)
-            self.key = ClaimedKey(1, "runs/1", run.token, run.realm)
+            self.key = run._key
             self.holders = {"A": first._work.lease.grant, "B": second._work.lease.grant}
         self._claims = claims
         self.expired = False

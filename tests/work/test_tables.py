@@ -6,8 +6,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 import fenced
+from fenced.cli import app
 from fenced.errors import LeaseLost, Misconfigured, Misuse, StaleToken, Unsupported
 from fenced.guards.claims import Claiming
 from fenced.runtime.blocking import step
@@ -293,3 +295,41 @@ def test_proofs_and_claims_exclude_each_other(beside: str) -> None:
         db.execute("UPDATE fenced_guard.trust SET proof = true")
         with pytest.raises(Unsupported, match="proofs"):
             Claims(**OPTIONS).install(db)
+
+
+def test_a_transaction_that_saw_the_row_before_a_newer_claim_is_in_conflict(
+    beside: str, place: Place, db: Any
+) -> None:
+    """At REPEATABLE READ: it cannot see the newer claim, so it is neither admitted nor refused, but run again."""
+    if place.authority != beside:
+        return
+    first, second = place.worker(), place.worker()
+    late = claimed(first, db)
+    with psycopg.connect(beside) as old:
+        old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        old.execute("SELECT FROM runs")
+        end_lease(first)
+        second.give_back(db)
+        now = claimed(second, db)
+        with pytest.raises(fenced.Conflict):
+            late.finish(old, status="done", output="late")
+        old.rollback()
+    now.finish(db, status="done", output="now")
+    assert row(db) == ("done", "now")
+
+
+def test_an_authority_that_has_lost_its_history_claims_nothing(beside: str, place: Place, db: Any) -> None:
+    """As after a restored dump, or in a copy of the table in another database: until its floor is raised."""
+    if place.authority != beside:
+        return
+    above = 10**9
+    db.execute(
+        "SET session_replication_role = replica; "
+        f"UPDATE runs SET claim_token = {above}, claim_write = {above << 20}; RESET session_replication_role"
+    )
+    worker = place.worker()
+    with pytest.raises(fenced.Misconfigured, match="lost its history"):
+        worker.claim_many(db)
+    done = CliRunner().invoke(app, ["authority", "raise", beside, "--above", str(above)])
+    assert done.exit_code == 0, done.output
+    assert claimed(place.worker(), db).token > above

@@ -1,4 +1,4 @@
-"""`fenced drill`: break things on purpose, and watch whether stale holders are refused."""
+"""`fenced drill`: make failures happen, and watch whether stale holders are refused."""
 
 from __future__ import annotations
 
@@ -8,46 +8,40 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
-from fenced.drills import late_renewal, pause, storm
-from fenced.drills.history import Verdict, check
-from fenced.drills.outcome import DrillOutcome, outcome, to_json
+from fenced.drills.catalog import DRILLS
+from fenced.drills.every import JOBS
+from fenced.drills.history import Verdict
+from fenced.drills.outcome import to_json
+from fenced.drills.outside import START
+from fenced.drills.own import HolderOptions, run_own
 from fenced.drills.processes import CouldNotRun
 from fenced.drills.report import check_report, write_report
-from fenced.drills.stage import (
-    NO_GUARD,
-    STORM_SECONDS_MAX,
-    STORM_SECONDS_MIN,
-    STORM_TTLS,
-    DrillRun,
-    DrillStage,
-    Plan,
-    without_secrets,
-)
-from fenced.drills.story import Log
+from fenced.drills.runner import run_drill
+from fenced.drills.stage import STORM_SECONDS_MAX, STORM_SECONDS_MIN, STORM_TTLS, Plan, without_secrets
+from fenced.drills.storm import HOLDERS, NAMES
+from fenced.drills.summary import COULD_NOT_RUN, AllOptions, reported, run_all
 from fenced.drills.terminal import Quiet, Screen, Terminal
 from fenced.errors import FencedError
 from fenced.runtime.blocking import expect_interrupts
-from fenced.runtime.clocks import now
 from fenced.values import timing
 from fenced.values.durations import duration
 
-SCENARIOS: dict[str, Callable[[DrillStage, Log, Screen], None]] = {
-    "pause": pause.run,
-    "storm": storm.run,
-    "late-renewal": late_renewal.run,
-}
-_TTLS = {"pause": pause.TTL, "storm": storm.TTL, "late-renewal": late_renewal.TTL}
-COULD_NOT_RUN = 2
 STATUSES: dict[Verdict, int] = {"held": 0, "broken": 1, "inconclusive": 2}
 INTERRUPTED = 130
+_PASSED_ON = ("authority", "guard", "ttl", "seed")
+"""The options of `all` that each drill gets."""
 
 
 @click.command("drill")
-@click.argument("scenario", type=click.Choice(list(SCENARIOS)), default="pause")
+@click.argument(
+    "name", metavar="[list|all|DRILL]", type=click.Choice(["list", "all", *DRILLS]), default="sigstop"
+)
 @click.option("--authority", metavar="URL", help="Who grants the leases. Default: a fresh SQLite file.")
 @click.option(
     "--guard",
@@ -66,75 +60,146 @@ INTERRUPTED = 130
     "--ttl",
     type=duration(timing.TTL_MIN, timing.TTL_MAX),
     metavar="TIME",
-    help="How long a lease lasts. Default: 2s, in the storm 0.3s. Some stores grant more.",
+    help="How long a lease lasts. Default: 1s or 2s, in storm and set 0.3s. Some stores grant more.",
 )
+@click.option("--real-time", is_flag=True, help="The times of the literature, such as 10 s, unscaled.")
 @click.option(
     "--seconds",
     type=duration(0.5, STORM_SECONDS_MAX),
     metavar="TIME",
-    help=f"How long the storm lasts. Default: {STORM_SECONDS_MIN:g}s, or {STORM_TTLS:g} ttls if that is longer.",
+    help=f"How long storm and set last. Default: {STORM_SECONDS_MIN:g}s, or {STORM_TTLS:g} ttls if that is longer.",
 )
-@click.option("--holders", type=click.IntRange(2, 64), help="Processes in the storm. Default: 8.")
-@click.option("--names", type=click.IntRange(1, 64), help="Names in the storm. Default: 4.")
+@click.option(
+    "--control",
+    is_flag=True,
+    help="all: run each drill without the guard as well, to see which failures lose data.",
+)
+@click.option(
+    "--pictures",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="all: draw each drill there.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(1, 64), default=JOBS, show_default=True, help="all: drills at a time."
+)
+@click.option(
+    "--holder", metavar="CMD", help="Your own worker instead of ours; it finds its lease in FENCED_STAMP."
+)
+@click.option("--table", metavar="TABLE", help="With --holder: the guarded table to which it writes.")
+@click.option("--lease", metavar="NAME", help="With --holder: the name of its lease, such as orders/42.")
+@click.option(
+    "--check", metavar="SQL", help="With --holder: a SELECT whose result a late write would change."
+)
+@click.option(
+    "--stop-at",
+    metavar="WHEN",
+    default=START,
+    help="With --holder: at its `start` (default), when it stops `itself` (kill -STOP $$), at a text of its output.",
+)
+@click.option(
+    "--takes-lease", is_flag=True, help="With --holder: it takes its lease itself, from FENCED_AUTHORITY."
+)
+@click.option("--holders", type=click.IntRange(2, 64), help="Processes in storm (default 8) and set (5).")
+@click.option("--names", type=click.IntRange(1, 64), help="Names in storm (default 4) and set (1).")
 @click.option(
     "--seed", type=int, help="Seed of the random choices; timing is not repeatable. Default: a new one."
 )
 @click.pass_context
-def drill(
-    context: click.Context,
-    scenario: str,
-    authority: str | None,
-    guard: str | None,
-    as_json: bool,
-    report: Path | None,
-    ttl: float | None,
-    seconds: float | None,
-    holders: int | None,
-    names: int | None,
-    seed: int | None,
-) -> None:
-    """Stop a holder past its ttl, let another take over, wake the first: is it refused?
+def drill(context: click.Context, /, name: str, **given: Any) -> None:
+    """Make a failure happen, with real processes, and see whether anything stale is admitted.
 
     \b
-    pause         one holder is stopped, wakes up and writes (the default)
-    storm         many holders, stopped again and again; counts lost updates
-    late-renewal  a renewal arrives after the lease has moved on
+    fenced drill list                     every failure, and what it teaches
+    fenced drill all --control            each of them, with the guard and without
+    fenced drill                          sigstop: a stopped holder wakes up and writes
+    fenced drill delayed-write            ... or another one of the list
+    fenced drill partition --guard none   ... and what is lost without the guard
+    fenced drill storm --seconds 60       many holders, stopped again and again
+    fenced drill --holder ./worker ...    your own worker on your own table
 
-    Holders are real processes. The drill uses new names, and leaves them behind in an authority and a guard
-    that you name. A guard trusts the first authority that it meets: name the one that it belongs to.
+    The drill uses new names, and leaves them behind in an authority and a guard that you name. A guard trusts
+    the first authority that it meets: name the one that it belongs to.
 
-    Exit status: 0 HELD, 1 BROKEN (something stale was admitted, or an update lost), 2 INCONCLUSIVE (nobody
-    was overtaken, so nothing was shown) or could not run.
+    Exit status: 0 HELD, 1 BROKEN (something stale was admitted, or an update lost), 2 INCONCLUSIVE (the fault
+    did not happen, so nothing was shown) or could not run.
     """
-    _refuse_misplaced(scenario, {"--seconds": seconds, "--holders": holders, "--names": names})
-    plan = Plan(
-        scenario=scenario,
-        authority=authority,
-        guard=guard,
-        ttl=_TTLS[scenario] if ttl is None else ttl,
-        seconds=seconds,
-        holders=(storm.HOLDERS if scenario == "storm" else 2) if holders is None else holders,
-        names=(storm.NAMES if scenario == "storm" else 1) if names is None else names,
+    if name == "list":
+        click.echo(listing())
+        return
+    if name == "all":
+        work = partial(run_all, _all_options(**given))
+    elif given["holder"] is not None:
+        fields = {field: given[field] for field in HolderOptions.__dataclass_fields__ if field != "fault"}
+        work = partial(run_own, HolderOptions(fault=name, **fields))
+    else:
+        screen: Screen = Quiet() if given["as_json"] else Terminal()
+        work = partial(_run, _plan(name, **given), screen, as_json=given["as_json"], report=given["report"])
+    context.exit(_told(work))
+
+
+def _all_options(
+    *, control: bool, jobs: int, as_json: bool, report: Path | None, pictures: Path | None, **given: Any
+) -> AllOptions:
+    options = [
+        word for each in _PASSED_ON if given[each] is not None for word in (f"--{each}", str(given[each]))
+    ]
+    options += ["--real-time"] if given["real_time"] else []
+    return AllOptions(options, control, jobs, as_json, report, pictures)
+
+
+def _plan(name: str, *, ttl: float | None, real_time: bool, seed: int | None, **given: Any) -> Plan:
+    chosen = DRILLS[name]
+    for option in ("seconds", "holders", "names"):
+        if given[option] is not None and not chosen.many:
+            raise click.UsageError(
+                f"--{option} belongs to storm and set: fenced drill storm --{option} {given[option]}"
+            )
+    if real_time and (ttl is not None or chosen.many):
+        raise click.UsageError("--real-time gives a story the ttl that it is told with: no --ttl, no storm")
+    told = chosen.story_seconds if real_time else chosen.ttl
+    return Plan(
+        chosen,
+        authority=given["authority"],
+        guard=given["guard"],
+        ttl=told if ttl is None else ttl,
+        seconds=given["seconds"],
+        holders=given["holders"] or HOLDERS.get(name, 2),
+        names=given["names"] or NAMES.get(name, 1),
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
     )
-    screen: Screen = Quiet() if as_json else Terminal()
-    context.exit(_run(plan, screen, as_json=as_json, report=report))
 
 
-def _refuse_misplaced(scenario: str, given: dict[str, object]) -> None:
-    for option, value in given.items():
-        if value is not None and scenario != "storm":
-            raise click.UsageError(f"{option} belongs to the storm: fenced drill storm {option} {value}")
+def listing() -> str:
+    """Every drill: its name, the failure, and what it teaches, in 80 columns."""
+    parts = []
+    for each in DRILLS.values():
+        tokens = "" if each.many else f" (tokens {each.tokens[0]} and {each.tokens[1]})"
+        parts.append(f"{each.name}: {each.failure}{tokens}")
+        parts.append(click.wrap_text(each.teaches, 80, "    ", "    "))
+    return "\n".join(parts)
 
 
 def _run(plan: Plan, screen: Screen, *, as_json: bool, report: Path | None) -> int:
-    """Run the drill, show and check it; returns the exit status."""
+    """Run the drill and show it; returns the exit status."""
+    if report is not None:
+        check_report(report)
+    result = run_drill(plan, screen)
+    status = STATUSES[result.verdict]
+    screen.verdict(result)
+    if as_json:
+        click.echo(json.dumps(to_json(result), indent=2))
+    if report is not None:
+        status = reported(report, lambda: write_report(report, result), status, quiet=as_json)
+    return status
+
+
+def _told(work: Callable[[], int]) -> int:
+    """The status of `work`; what prevents it is one line."""
     expect_interrupts()
     try:
         with _ending_on_signals():
-            if report is not None:
-                check_report(report)
-            result = run_drill(plan, screen)
+            return work()
     except CouldNotRun as error:
         return _give_up(str(error))
     except (FencedError, OSError, ImportError) as error:
@@ -142,44 +207,12 @@ def _run(plan: Plan, screen: Screen, *, as_json: bool, report: Path | None) -> i
     except KeyboardInterrupt:
         click.echo("drill: interrupted; its processes are ended", err=True)
         return INTERRUPTED
-    status = STATUSES[result.findings.verdict]
-    screen.verdict(result)
-    if as_json:
-        click.echo(json.dumps(to_json(result), indent=2))
-    if report is not None:
-        status = _write_report(report, result, status, as_json=as_json)
-    return status
-
-
-def _write_report(report: Path, result: DrillOutcome, status: int, *, as_json: bool) -> int:
-    """Write the report last: whatever happens to it, the verdict has been shown."""
-    try:
-        write_report(report, result)
-    except OSError as error:
-        click.echo(f"drill: the report could not be written: {error}", err=True)
-        return status or COULD_NOT_RUN
-    if not as_json:
-        click.echo(f"Report: {report}")
-    return status
 
 
 def _give_up(why: str) -> int:
     line = " ".join(without_secrets(why).split())
     click.echo(f"drill: could not run: {line}", err=True)
     return COULD_NOT_RUN
-
-
-def run_drill(plan: Plan, screen: Screen) -> DrillOutcome:
-    """Run one drill, from opening the stage to its findings."""
-    if plan.guard == "":
-        raise CouldNotRun(f"--guard is an address, or {NO_GUARD}")
-    with DrillRun(plan) as stage:
-        screen.heading(stage)
-        log = Log(now(), stage.guarded, screen.step)
-        log.history.ttl = stage.ttl
-        SCENARIOS[plan.scenario](stage, log, screen)
-        ended = now()
-        return outcome(stage, log, check(log.history), ended=ended)
 
 
 @contextlib.contextmanager

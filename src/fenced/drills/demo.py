@@ -7,12 +7,12 @@ import time
 
 import click
 
-from fenced.drills import pause
+from fenced.drills.bound import die_with_parent
+from fenced.drills.pauses import SIGSTOP
 from fenced.drills.processes import CouldNotRun
-from fenced.drills.stage import DrillRun, Plan
-from fenced.drills.story import Log
+from fenced.drills.runner import run_drill
+from fenced.drills.stage import Plan
 from fenced.drills.terminal import Quiet
-from fenced.drills.worker import die_with_parent
 from fenced.errors import FencedError
 from fenced.runtime.clocks import now
 
@@ -22,19 +22,19 @@ NAME = "demo/stock"
 
 def play_once(url: str) -> str:
     """Run the story at a service; returns what happened, in one line."""
-    plan = Plan("pause", url, url, pause.TTL, None, 2, 1, 0, NAME)
+    plan = Plan(SIGSTOP, url, url, SIGSTOP.ttl, name=NAME)
     try:
-        with DrillRun(plan) as stage:
-            log = Log(now())
-            pause.run(stage, log, Quiet())
+        outcome = run_drill(plan, Quiet())
     except (CouldNotRun, FencedError) as error:
         return f"could not run: {error}"
-    first, second = log.history.grants[-2:]
-    late = [each for each in log.history.operations if each.kind == "write" and each.token == first.token]
-    outcome = f"its late write was {late[-1].decision}" + (f" ({late[-1].why})" if late[-1].why else "")
+    if outcome.verdict == "inconclusive":
+        return outcome.sentence
+    first, second = outcome.history.grants[-2:]
+    late = [each for each in outcome.history.operations if each.kind == "write" and each.token == first.token]
+    answer = f"its late write was {late[-1].decision}" + (f" ({late[-1].why})" if late[-1].why else "")
     return (
         f"{NAME}: A was stopped with token {first.token}, its lease expired, B took over with token {second.token} and "
-        f"wrote; A woke up, and {outcome}"
+        f"wrote; A woke up, and {answer}"
     )
 
 

@@ -7,6 +7,7 @@ is stored at the end. Times are seconds on one clock of one machine.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
@@ -49,7 +50,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A process was stopped by SIGSTOP and resumed by SIGCONT."""
+    """A holder did not run, or was cut off."""
 
     holder: str
     name: str
@@ -78,8 +79,10 @@ class History:
     operations: list[Operation] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
     renewals: list[RenewalEvent] = field(default_factory=list)
-    finals: dict[str, frozenset[str]] = field(default_factory=dict)
+    finals: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """For each name, the ids of the updates that its value holds at the end."""
+    facts: dict[str, object] = field(default_factory=dict)
+    """What else a drill has seen, by its own names: that its fault happened, for one."""
     ttl: float = 0.0
     """The ttl that the authority granted."""
 
@@ -107,13 +110,14 @@ class Findings:
     """Grants whose token is not above that of every grant before them."""
     revived: tuple[RenewalEvent, ...]
     """Renewals that were confirmed after the name had been granted to somebody else."""
+    doubled: tuple[str, ...] = ()
+    """Ids of updates that are there more than once at the end."""
 
     @property
-    def verdict(self) -> Verdict:
-        """Broken by any fault. Held only if somebody was overtaken: otherwise there was nothing to refuse."""
-        if self.stale or self.lost or self.refused_applied or self.tokens_fallen or self.revived:
-            return "broken"
-        return "held" if self.overtaken else "inconclusive"
+    def harm(self) -> frozenset[str]:
+        """The names of those that must be empty, and are not."""
+        kinds = ("stale", "lost", "refused_applied", "tokens_fallen", "revived", "doubled")
+        return frozenset(kind for kind in kinds if getattr(self, kind))
 
     @property
     def lost_percent(self) -> float:
@@ -133,11 +137,16 @@ def check(history: History) -> Findings:
         refused_applied=tuple(each for each in history.writes("refused") if _is_there(history, each)),
         tokens_fallen=tuple(_fallen(history.grants)),
         revived=tuple(each for each in history.renewals if _is_revival(each, history.grants)),
+        doubled=tuple(_doubled(history)),
     )
 
 
 def _is_there(history: History, operation: Operation) -> bool:
-    return operation.update in history.finals.get(operation.name, frozenset())
+    return operation.update in history.finals.get(operation.name, ())
+
+
+def _doubled(history: History) -> Iterable[str]:
+    return (each for ids in history.finals.values() for each, count in Counter(ids).items() if count > 1)
 
 
 def _is_contested(write: Operation, history: History) -> bool:

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -22,6 +22,8 @@ from fenced.runtime.clocks import now
 
 PATIENCE_SECONDS = 20.0
 """How long any step of a drill may take, in addition to the waits that the scenario itself contains."""
+START_SECONDS = 60.0
+"""How long a program may take to load what it needs: a second, unless the machine is very busy."""
 END_SECONDS = 2.0
 STOP_SECONDS = 5.0
 POLL_SECONDS = 0.001
@@ -33,20 +35,33 @@ class CouldNotRun(Exception):
     """The drill could not run, so it has shown nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a holder process is started: another program than our own, and what its environment has as well."""
+
+    command: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    wrong_clock: bool = False
+    """Its messages get the times of the drill: when it got a command, and when it answered."""
+
+
 class HolderProcess:
     """One holder process."""
 
-    def __init__(self, setup: HolderSetup, folder: Path) -> None:
+    def __init__(self, setup: HolderSetup, folder: Path, start: Start) -> None:
         self.holder = setup.holder
         self.stopped_at: float | None = None
+        self._wrong_clock = start.wrong_clock
+        self._told_at = 0.0
         self._partial = b""
         self._errors = folder / f"{setup.holder}.err"
         with open(self._errors, "wb") as errors:
             self.popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "fenced.drills.worker", str(os.getpid())],
+                start.command or [sys.executable, "-P", "-m", "fenced.drills.worker", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                env={**os.environ, **start.environment},
                 process_group=0,  # Ctrl-C reaches only the drill, which then ends its holders
             )
         self._send(asdict(setup))
@@ -57,6 +72,7 @@ class HolderProcess:
 
     def _send(self, message: Message) -> None:
         assert self.popen.stdin is not None
+        self._told_at = now()
         try:
             self.popen.stdin.write(json.dumps(message).encode() + b"\n")
             self.popen.stdin.flush()
@@ -74,7 +90,10 @@ class HolderProcess:
             raise self.ended_error()
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
-            yield json.loads(line)
+            message = json.loads(line)
+            if self._wrong_clock:
+                message |= {"began": self._told_at, "time": now()}
+            yield message
 
     def ended_error(self) -> CouldNotRun:
         """The error for a process that ended by itself."""
@@ -85,8 +104,9 @@ class HolderProcess:
         return CouldNotRun(f"holder {self.holder} ended by itself (status {self.popen.returncode}){why}")
 
     def stop(self) -> float:
-        """Send SIGSTOP, and return when the process has stopped."""
-        os.kill(self.popen.pid, signal.SIGSTOP)
+        """Send SIGSTOP to the process and to all that it has started, and return when it has stopped."""
+        for pid in [self.popen.pid, *descendants(self.popen.pid)]:
+            os.kill(pid, signal.SIGSTOP)
         self.stopped_at = now()
         until = self.stopped_at + STOP_SECONDS
         what = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -96,11 +116,16 @@ class HolderProcess:
             time.sleep(POLL_SECONDS)
         return self.stopped_at
 
-    def resume(self) -> float:
-        """Send SIGCONT; returns the time at which the pause began."""
+    def resume(self, *, below: bool = False) -> float:
+        """Send SIGCONT; returns the time at which the pause began. `below`: not to the process itself, but to what it
+        has started: a scheduler may choose that order."""
         assert self.stopped_at is not None
-        began, self.stopped_at = self.stopped_at, None
-        os.kill(self.popen.pid, signal.SIGCONT)
+        began = self.stopped_at
+        for pid in reversed(descendants(self.popen.pid)):
+            os.kill(pid, signal.SIGCONT)
+        if not below:
+            self.stopped_at = None
+            os.kill(self.popen.pid, signal.SIGCONT)
         return began
 
     def end(self, grace: float) -> None:
@@ -117,22 +142,48 @@ class HolderProcess:
         self.popen.stdout.close()
 
 
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs; parents first."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.name))
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
 class HolderProcesses:
     """All holder processes of one drill, and the messages that they sent."""
 
-    def __init__(self, setups: Iterable[HolderSetup], folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.processes: dict[str, HolderProcess] = {}
+        self._folder = folder
         self._selector = selectors.DefaultSelector()
         self._received: deque[tuple[HolderProcess, Message]] = deque()
-        try:
-            for setup in setups:
-                process = self.processes[setup.holder] = HolderProcess(setup, folder)
-                self._selector.register(process, selectors.EVENT_READ)
-            for process in self.processes.values():
-                self.expect(process, "ready")
-        except BaseException:
-            self.end(grace=0.0)
-            raise
+
+    def start(self, starts: Iterable[tuple[HolderSetup, Start]]) -> None:
+        """Start holders, and return when all of them are ready."""
+        started = []
+        for setup, start in starts:
+            process = self.processes[setup.holder] = HolderProcess(setup, self._folder, start)
+            self._selector.register(process, selectors.EVENT_READ)
+            started.append(process)
+        for process in started:
+            self.expect(process, "ready", START_SECONDS)
+
+    def kill(self, holder: str) -> float:
+        """Kill a holder, as a crash does: nothing more is expected of it."""
+        process = self.processes.pop(holder)
+        self._selector.unregister(process)
+        process.popen.kill()
+        killed = now()
+        process.end(grace=END_SECONDS)
+        return killed
 
     def __getitem__(self, holder: str) -> HolderProcess:
         return self.processes[holder]
@@ -160,8 +211,10 @@ class HolderProcesses:
             process = key.fileobj
             self._received.extend((process, message) for message in process.messages())
 
-    def expect(self, process: HolderProcess, event: str, within: float = PATIENCE_SECONDS) -> Message:
-        """The next message of `process`, which must be `event`."""
+    def expect(
+        self, process: HolderProcess, event: str | tuple[str, ...], within: float = PATIENCE_SECONDS
+    ) -> Message:
+        """The next message of `process`, which must be `event`, or one of several."""
         received = self.next_message(now() + within)
         if received is None:
             raise CouldNotRun(f"holder {process.holder} did not say {event!r} within {within:g} s")
@@ -170,7 +223,7 @@ class HolderProcesses:
             found = self.expect(process, event, within)
             self._received.appendleft(received)
             return found
-        if message["event"] != event:
+        if message["event"] not in ((event,) if isinstance(event, str) else event):
             why = f": {message['why']}" if message.get("why") else ""
             raise CouldNotRun(f"holder {process.holder} said {message['event']!r}, not {event!r}{why}")
         return message

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 
 import fenced
 from fenced.drills.history import Operation
-from fenced.drills.outcome import DrillOutcome, sentence, versions
+from fenced.drills.outcome import DrillOutcome, versions
 from fenced.drills.processes import CouldNotRun
 from fenced.drills.sequence import sequence_svg
 from fenced.drills.stage import shown_ttl
@@ -53,24 +53,25 @@ tr.refused .fate { color:var(--good); font-weight:600; } tr.bad .fate { color:va
 summary { cursor:pointer; color:var(--soft); } details > .scroll { margin-top:.6rem; }
 td code { display:block; max-width:26em; white-space:normal; word-break:break-all; font-size:.75rem; }
 li { margin:.25rem 0; }
+.story svg { display:block; max-width:100%; height:auto; } .story { margin:.6rem 0; }
+.pair { display:flex; flex-wrap:wrap; gap:16px; } .pair > div { flex:1 1 350px; max-width:460px; }
+.pair .verdict { margin:.6rem 0; padding:10px 14px; font-size:.92rem; } h2 code { font-size:1em; }
+td.held { color:var(--good); font-weight:600; } td.broken { color:var(--bad); font-weight:600; }
+td.inconclusive { color:var(--open); font-weight:600; } table.all td, table.all th { white-space:normal; }
 @media (max-width: 600px) { main { padding:20px 14px 32px; } th, td { padding:5px 8px; } }
 """.strip()
 
-_FOOTER = (
+FOOTER = (
     f'<footer class="soft">fenced {fenced.__version__}: leases with fencing tokens, and guards that make the '
     "resource itself refuse a stale holder.</footer>"
 )
-_TITLES = {
-    "pause": "A paused holder wakes up and writes",
-    "late-renewal": "A renewal arrives after its lease has moved on",
-    "storm": "Holders are stopped while they work",
-}
 
 
-def check_report(path: Path) -> None:
+def check_report(path: Path, formats: Sequence[str] = ("html", "htm", "svg")) -> None:
     """Raise CouldNotRun if there could be no report in this file. Asked before the drill, which may take an hour."""
-    if path.suffix.lower() not in _FORMATS:
-        raise CouldNotRun(f"--report {path}: a report is a page (.html) or the picture alone (.svg)")
+    if path.suffix.lower().removeprefix(".") not in formats:
+        alone = " or the picture alone (.svg)" if "svg" in formats else ""
+        raise CouldNotRun(f"--report {path}: a report is a page (.html){alone}")
     existed = path.exists()
     try:
         path.open("ab").close()
@@ -87,20 +88,20 @@ def write_report(path: Path, outcome: DrillOutcome) -> None:
 
 
 def picture(outcome: DrillOutcome) -> str:
-    title = f"{_TITLES[outcome.plan.scenario]}. {sentence(outcome)}"
-    if outcome.plan.scenario == "storm":
+    title = f"{outcome.plan.drill.title}. {outcome.sentence}"
+    if outcome.plan.drill.many:
         history, findings = outcome.history, outcome.findings
         return strips_svg(history, findings, start=outcome.start, seconds=outcome.seconds, title=title)
-    return sequence_svg(outcome.steps, title)
+    return sequence_svg(outcome.steps, title, outcome.plan.drill.bar)
 
 
 def page(outcome: DrillOutcome) -> str:
     """The whole page. Text that does not come from this module is escaped."""
-    title = _TITLES[outcome.plan.scenario]
+    title = outcome.plan.drill.title
     sections = [
         '<p class="project">fenced <span class="soft">drill report</span></p>',
         f"<h1>{escape(title)}</h1>",
-        f'<p class="soft">fenced drill {escape(outcome.plan.scenario)}, {escape(outcome.started)}</p>',
+        f'<p class="soft">fenced drill {escape(outcome.plan.drill.name)}, {escape(outcome.started)}</p>',
         _verdict(outcome),
         '<p class="hint soft">The picture and the tables are wider than this window: scroll them sideways.</p>',
         _scrolling("The picture", picture(outcome)),
@@ -109,20 +110,28 @@ def page(outcome: DrillOutcome) -> str:
         "<h2>What it does not show</h2>" + _bullets(_not_shown(outcome)),
         *_operations(outcome),
         "<h2>Conditions</h2>" + _facts(_conditions(outcome)),
-        _FOOTER,
+        FOOTER,
     ]
+    return document(f"fenced drill: {title}", sections)
+
+
+def document(title: str, sections: Iterable[str]) -> str:
+    """A page that needs nothing else."""
     body = "\n".join(sections)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>fenced drill: {escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
 def _verdict(outcome: DrillOutcome) -> str:
-    kind = outcome.findings.verdict
-    return f'<div class="verdict {kind}"><b>{kind.upper()}</b>{escape(sentence(outcome))}</div>'
+    return verdict_box(outcome.verdict, outcome.sentence)
+
+
+def verdict_box(verdict: str, sentence: str) -> str:
+    return f'<div class="verdict {verdict}"><b>{verdict.upper()}</b>{escape(sentence)}</div>'
 
 
 def _counts(outcome: DrillOutcome) -> list[tuple[str, ...]]:
@@ -134,6 +143,7 @@ def _counts(outcome: DrillOutcome) -> list[tuple[str, ...]]:
         ("refused operations", str(findings.refused)),
         ("stale operations admitted", str(len(findings.stale))),
         ("lost updates", str(len(findings.lost))),
+        ("doubled updates", str(len(findings.doubled))),
         ("refused updates that are there nevertheless", str(len(findings.refused_applied))),
         ("tokens that did not rise", str(len(findings.tokens_fallen))),
         ("ended leases that a renewal revived", str(len(findings.revived))),
@@ -141,49 +151,48 @@ def _counts(outcome: DrillOutcome) -> list[tuple[str, ...]]:
 
 
 def _conditions(outcome: DrillOutcome) -> list[tuple[str, ...]]:
-    plan = outcome.plan
+    plan, setting = outcome.plan, outcome.setting
     rows = [
-        ("authority", outcome.authority),
-        ("guard", outcome.guard),
-        ("names", ", ".join(outcome.names)),
-        ("ttl", shown_ttl(plan.ttl, outcome.history.ttl)),
+        ("failure", plan.drill.failure),
+        *((key, str(value)) for key, value in outcome.history.facts.items()),
+    ]
+    if setting is not None:
+        rows += [
+            ("authority", setting.authority),
+            ("guard", setting.guard),
+            ("names", ", ".join(setting.names)),
+            ("ttl", shown_ttl(plan.ttl, setting.ttl)),
+            *(("best effort only", doubt) for doubt in setting.doubts),
+        ]
+    return [
+        *rows,
         ("holders", str(plan.holders)),
         ("seed", str(plan.seed)),
         ("duration", f"{outcome.seconds:.2f} s"),
         ("versions", ", ".join(f"{key} {value}" for key, value in versions().items())),
     ]
-    return [*rows, *(("best effort only", doubt) for doubt in outcome.doubts)]
 
 
 def _shown(outcome: DrillOutcome) -> list[str]:
-    if outcome.findings.verdict == "inconclusive":
-        return [sentence(outcome)]
-    who = "Holders were separate processes, stopped by SIGSTOP and resumed by SIGCONT."
-    if outcome.plan.scenario == "late-renewal":
-        who = "Holders were separate processes; A's renewal was delayed until after its lease had expired."
-    what = sentence(outcome)
+    if outcome.verdict == "inconclusive":
+        return [outcome.sentence]
     how = (
-        "A late holder sent its stamp without checking its lease or a clock. "
+        "Holders were separate processes. A late holder sent its stamp without checking its lease or a clock. "
         "The resource alone decided whether the write was admitted."
     )
     if not outcome.guarded:
         how = "The holders carried tokens, and nobody at the table compared them: a lease alone stops no one."
-    return [who, how, what]
+    return [outcome.plan.drill.teaches, how, outcome.sentence]
 
 
 def _not_shown(outcome: DrillOutcome) -> list[str]:
-    inside = (
-        "A holder that is stopped inside SQLite's own write transaction blocks its successor instead of "
-        "being refused; the drill stops holders between their transactions."
-    )
     found = [
         "One run on one machine is an example, not a proof: other timings were not tried.",
-        "Nothing was done to the network, the clocks, the disk or the power.",
+        "No other fault happened: disk, power, and what this drill does not name stayed sound.",
         "A write to something that no guard watches is refused by nobody.",
+        "A holder that is stopped inside a write transaction of SQLite blocks its successor; drills stop none there.",
     ]
-    if outcome.plan.scenario != "late-renewal":
-        found.append(inside)
-    if outcome.doubts:
+    if outcome.setting is not None and outcome.setting.doubts:
         found.append("The authority promises its tokens by best effort only; see the conditions below.")
     return found
 

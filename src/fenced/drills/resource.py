@@ -1,6 +1,6 @@
 """What the holders compete for: a stock of goods, as named values, behind a guard or in a plain table.
 
-A value is the set of orders that were sold, by id. A lost update is a missing id.
+A value is the list of orders that were sold. A lost update is a missing order; one that is there twice was doubled.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from fenced.values.model import Credential, Stamp
 STOCK_FIRST = 10
 BUSY_SECONDS = 10.0
 
-Orders = dict[str, int]
-"""Sold amounts by order id."""
+Orders = list[tuple[str, int]]
+"""The orders that were sold: id and amount."""
 
 
 def orders_in(value: bytes | None) -> Orders:
-    orders: Orders = json.loads(value) if value else {}
-    return orders
+    return [(each, amount) for each, amount in json.loads(value)] if value else []
 
 
 def stock_of(orders: Orders) -> int:
-    return STOCK_FIRST - sum(orders.values())
+    return STOCK_FIRST - sum(amount for _, amount in orders)
 
 
 class Resource(Protocol):
@@ -145,8 +144,13 @@ def _translate(error: sqlite3.Error) -> Contended | Misconfigured | Unavailable:
     return Unavailable(f"the table answered: {error}")
 
 
-def resource(guard: str | None, table: str) -> Resource:
-    """The guard's values or a service's, or the plain table in the file `table` when there is no guard."""
+def resource(guard: str | None, table: str, *, guarded: bool = True) -> Resource:
+    """The guard's values or a service's, or the plain table in the file `table` when there is no guard.
+
+    Not `guarded`: the values of a service whose guard only observes.
+    """
     if guard is None:
         return PlainTable(table)
-    return ServedResource(guard) if guard.partition(":")[0] in SCHEMES else GuardedResource(guard)
+    if guard.partition(":")[0] in SCHEMES:
+        return ServedResource(guard, guarded=guarded)
+    return GuardedResource(guard)

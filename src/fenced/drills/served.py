@@ -25,9 +25,8 @@ T = TypeVar("T")
 class ServedResource:
     """The values of a service, over one connection."""
 
-    guarded = True
-
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, guarded: bool = True) -> None:
+        self.guarded = guarded
         self._address = service_address(url)
         self._runtime = BlockingRuntime()
         self._route = InstanceRoute(self._address, self._runtime)

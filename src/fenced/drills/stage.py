@@ -6,28 +6,38 @@ import contextlib
 import math
 import re
 import secrets
+import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from fenced.client import registry
 from fenced.client.faces import Client
+from fenced.drills import java
+from fenced.drills.bound import bound
+from fenced.drills.declared import Cast, Drill
 from fenced.drills.history import History
-from fenced.drills.processes import PATIENCE_SECONDS, CouldNotRun, HolderProcess, HolderProcesses
+from fenced.drills.processes import PATIENCE_SECONDS, CouldNotRun, HolderProcess, HolderProcesses, Start
+from fenced.drills.programs import EMBEDDED, LocalService, copied_authority, faketime, relay_to
+from fenced.drills.relay import Proxy
 from fenced.drills.resource import GuardedResource, Orders, Resource, orders_in, resource
-from fenced.drills.served import has_values
+from fenced.drills.served import SCHEMES, has_values
 from fenced.drills.worker import HolderSetup
 from fenced.errors import FencedError, LeaseLost, Misconfigured, Unavailable
+from fenced.guards.tablevalues import TableValues
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.clocks import now
 from fenced.values import timing
 from fenced.values.contracts import Authority, NamedValues
+from fenced.values.decision import Rule
 
 NO_GUARD = "none"
 _SECRET = re.compile(r"(?<=//)[^/@\s]*@|(?i:(?<=password=)|(?<=secret=)|(?<=token=))[^&\s'\"]+")
 _PROBE_SECONDS = 0.25
 _PROBE_TRIES = 20
 _NOBODY = "0" * 32
+_CLOCK_SPEED = 0.05
 STORM_SECONDS_MIN = 8.0
 STORM_SECONDS_MAX = 3600.0
 STORM_TTLS = 20.0
@@ -38,17 +48,17 @@ STORM_TTLS = 20.0
 class Plan:
     """The options of the command line."""
 
-    scenario: str
-    authority: str | None
-    guard: str | None
+    drill: Drill
+    authority: str | None = None
+    guard: str | None = None
     """A URL, `none` for no guard, or None for the values of the service that is the authority, or else a fresh one."""
-    ttl: float
+    ttl: float = 1.0
     """The ttl that the holders ask for; `DrillStage.ttl` is the one that they get."""
-    seconds: float | None
+    seconds: float | None = None
     """How long the storm lasts, or None for as many ttls as it takes."""
-    holders: int
-    names: int
-    seed: int
+    holders: int = 2
+    names: int = 1
+    seed: int = 0
     name: str | None = None
     """The name to use; None: fresh names."""
 
@@ -70,32 +80,69 @@ class DrillStage:
     Opened before any holder starts, so that a wrong address is reported at once.
     """
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, folder: Path, closing: contextlib.ExitStack) -> None:
+        self.plan, self.drill = plan, plan.drill
         self.folder = folder
+        self._closing = closing
+        self._relays: dict[str, tuple[str, Proxy]] = {}
         self.fresh_authority = plan.authority is None
-        self._authority_url = plan.authority or f"sqlite:///{folder / 'leases.db'}"
+        authority_url = plan.authority or f"sqlite:///{folder / 'leases.db'}"
         guard = plan.guard
-        if guard is None and has_values(self._authority_url):
-            guard = self._authority_url
+        if guard is None and has_values(authority_url):
+            guard = authority_url
         self.fresh_guard = guard in (None, NO_GUARD)
-        self._guard_url = None if guard == NO_GUARD else guard or f"sqlite:///{folder / 'stock.db'}"
+        self.guarded = guard != NO_GUARD
         self._table = str(folder / "plain.db")
         timing.check_ttl(plan.ttl)
-        self.authority: Authority = registry.authority(self._authority_url, BlockingRuntime())
+        self.authority: Authority = registry.authority(authority_url, BlockingRuntime())
+        closing.callback(lambda: step(self.authority.close()))
         _check_shared(self.authority, "authority")
-        self.resource: Resource = resource(self._guard_url, self._table)
+        standing = step(self.authority.open())
+        self.realm, self.doubts = standing.realm, standing.doubts
+        if self.fresh_authority and not self.drill.many:
+            step(self.authority.raise_floor(self.drill.tokens[0] - 1))
+        guard_url = self._guard_to_open(guard)
+        self._authority_url, self._guard_url = self._over_tcp(authority_url, guard_url)
+        self.resource: Resource = resource(self._guard_url, self._table, guarded=self.guarded)
+        closing.callback(self.resource.close)
         if isinstance(self.resource, GuardedResource):
             _check_shared(self.resource.guard, "guard")
-        standing = step(self.authority.open())
-        self.doubts = standing.doubts
         self.resource.open()
         if isinstance(self.resource, GuardedResource) and not self.fresh_guard:
-            _check_trust(self.resource.guard, standing.realm)
+            _check_trust(self.resource.guard, self.realm)
         self.names = self._names()
         self.ttl = plan.ttl if self.fresh_authority else self._granted_ttl()
         by_ttl = min(STORM_TTLS * self.ttl, STORM_SECONDS_MAX)
         self.seconds = max(STORM_SECONDS_MIN, by_ttl) if plan.seconds is None else plan.seconds
+
+    def _guard_to_open(self, guard: str | None) -> str | None:
+        """The address of the guard; None for the plain table. A new guard gets the rule of the drill."""
+        needs_server = self.drill.guard_over_tcp or self.drill.over_http
+        if guard == NO_GUARD and not needs_server:
+            return None
+        url = f"sqlite:///{self.folder / 'stock.db'}" if self.fresh_guard or guard is None else guard
+        if url.partition(":")[0] not in SCHEMES:
+            with_rule(url, self.drill.rule)
+        if not self.guarded:  # a network needs a server: one whose guard refuses nothing
+            values = registry.guard(url, BlockingRuntime())
+            step(values.open())
+            step(values.set_mode("observe"))
+            step(values.close())
+        return url
+
+    def _over_tcp(self, authority: str, guard: str | None) -> tuple[str, str | None]:
+        """The addresses for the holders, behind a service where files would be too near."""
+        drill = self.drill
+        embedded = authority.partition(":")[0] in EMBEDDED
+        serves_leases = (drill.authority_over_tcp and embedded) or (
+            drill.over_http and authority.partition(":")[0] not in SCHEMES
+        )
+        serves_values = (drill.guard_over_tcp or drill.over_http) and self.fresh_guard
+        if not serves_leases and not serves_values:
+            return authority, guard
+        service = LocalService(authority, guard if serves_values else None, self.folder)
+        self._closing.callback(service.stop)
+        return service.url if serves_leases else authority, service.url if serves_values else guard
 
     def _granted_ttl(self) -> float:
         """The ttl of a lease on a name of its own: etcd and ZooKeeper round up, and have minimums of their own.
@@ -114,12 +161,8 @@ class DrillStage:
             return [self.plan.name]
         fresh = self.fresh_authority and self.fresh_guard
         first = "stock" if fresh else f"drill-{secrets.token_hex(3)}/stock"
-        count = self.plan.names
+        count = max(self.plan.names, self.drill.names)
         return [first] if count == 1 else [f"{first}/{number}" for number in range(1, count + 1)]
-
-    @property
-    def guarded(self) -> bool:
-        return self.resource.guarded
 
     @property
     def authority_shown(self) -> str:
@@ -127,15 +170,69 @@ class DrillStage:
 
     @property
     def guard_shown(self) -> str:
-        return without_secrets(self.resource.url)
+        return without_secrets(self.resource.url) if self.guarded else NO_GUARD
 
-    def start_holders(self, holders: list[str]) -> HolderProcesses:
+    # Holders.
+
+    def start_holders(self, casts: Mapping[str, Cast]) -> HolderProcesses:
         """Start the holder processes."""
-        return HolderProcesses([self._setup(each) for each in holders], self.folder)
+        holders = HolderProcesses(self.folder)
+        try:
+            holders.start([self.how_to_start(holder, cast) for holder, cast in casts.items()])
+        except BaseException:
+            holders.end(grace=0.0)
+            raise
+        return holders
 
-    def _setup(self, holder: str) -> HolderSetup:
-        seed = f"{self.plan.seed} {holder}"
-        return HolderSetup(holder, self._authority_url, self._guard_url, self._table, self.plan.ttl, seed)
+    def how_to_start(
+        self, holder: str, cast: Cast, authority: str | None = None
+    ) -> tuple[HolderSetup, Start]:
+        url = authority or self._authority_url
+        guard, slow = self._guard_url, None
+        if cast.guard == "by relay" and guard is not None:
+            guard = self._relayed("guard", guard)
+        elif cast.guard == "by both" and guard is not None:
+            slow = self._relayed("guard", guard)
+        setup = HolderSetup(
+            holder,
+            self._relayed("authority", url) if cast.authority_by_relay else url,
+            guard,
+            self._table,
+            self.plan.ttl,
+            f"{self.plan.seed} {holder}",
+            self.guarded,
+            slow,
+        )
+        if cast.java:
+            return setup, java.start(setup)
+        if cast.under_run:
+            return setup, _run_start(setup, self.names[0])
+        if cast.slow_clock:
+            environment = {"LD_PRELOAD": faketime(), "FAKETIME": f"+0 x{_CLOCK_SPEED}"}
+            return setup, Start((), environment, wrong_clock=True)
+        return setup, Start()
+
+    def _relayed(self, what: str, url: str) -> str:
+        if what not in self._relays:
+            self._relays[what] = relay_to(url)
+            self._closing.callback(self._relays[what][1].stop)
+        return self._relays[what][0]
+
+    def relay(self, what: str) -> Proxy:
+        """The relay in front of the `authority`, or of the `guard`."""
+        return self._relays[what][1]
+
+    def copy_of_authority(self, token: int) -> str:
+        return copied_authority(self.folder, self.realm, token)
+
+    def raise_floor(self, url: str, above: int) -> None:
+        """What `fenced authority raise` does."""
+        authority = registry.authority(url, BlockingRuntime())
+        try:
+            step(authority.open())
+            step(authority.raise_floor(above))
+        finally:
+            step(authority.close())
 
     def stop_outside_transactions(self, process: HolderProcess) -> float:
         """Stop a process, but not while its keeper is inside a transaction that would block everyone else."""
@@ -157,12 +254,38 @@ class DrillStage:
     def read_finals(self, history: History) -> dict[str, Orders]:
         """Read the values at the end of the drill, and add them to the history."""
         finals = {name: orders_in(self.resource.peek(name).value) for name in self.names}
-        history.finals.update((name, frozenset(orders)) for name, orders in finals.items())
+        history.finals.update((name, tuple(each for each, _ in orders)) for name, orders in finals.items())
         return finals
 
-    def close(self) -> None:
-        self.resource.close()
-        step(self.authority.close())
+
+def _run_start(setup: HolderSetup, name: str) -> Start:
+    """A holder as the command of `fenced run`, which takes the lease, renews it, and hands over the stamp."""
+    fenced = [sys.executable, "-P", "-m", "fenced"]
+    run = [
+        *fenced,
+        "run",
+        name,
+        "--ttl",
+        f"{setup.ttl:g}",
+        "--",
+        sys.executable,
+        "-P",
+        "-m",
+        "fenced.drills.worker",
+    ]
+    return Start(bound(run), {"FENCED_AUTHORITY": setup.authority, "FENCED_GUARANTEE": "best-effort"})
+
+
+def with_rule(url: str, rule: Rule | None) -> None:
+    """Let a guard that does not exist yet have this rule; one that exists keeps its own."""
+    if rule is None or not isinstance(guard := registry.guard(url, BlockingRuntime()), TableValues):
+        return
+    ruled = guard.with_rule(rule)
+    try:
+        with contextlib.suppress(Misconfigured):  # installed with another rule: it keeps that one
+            step(ruled.open())
+    finally:
+        step(ruled.close())
 
 
 def _check_trust(guard: NamedValues, realm: str) -> None:
@@ -187,26 +310,15 @@ def _check_shared(party: Authority | NamedValues, what: str) -> None:
         )
 
 
-class DrillRun:
-    """Opens a stage in a temporary folder; closes the stage and deletes the folder at the end."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def __enter__(self) -> DrillStage:
-        self._folder = tempfile.TemporaryDirectory(prefix="fenced-drill-")
+@contextlib.contextmanager
+def opened(plan: Plan) -> Iterator[DrillStage]:
+    """A stage in a temporary folder; at the end it is closed, and the folder deleted."""
+    with (
+        tempfile.TemporaryDirectory(prefix="fenced-drill-") as folder,
+        contextlib.ExitStack() as closing,
+    ):
         try:
-            self._stage = DrillStage(self._plan, Path(self._folder.name))
+            stage = DrillStage(plan, Path(folder), closing)
         except FencedError as error:
-            self._folder.cleanup()
             raise CouldNotRun(without_secrets(str(error))) from error
-        except BaseException:
-            self._folder.cleanup()
-            raise
-        return self._stage
-
-    def __exit__(self, *exc: object) -> None:
-        try:
-            self._stage.close()
-        finally:
-            self._folder.cleanup()
+        yield stage

@@ -7,17 +7,16 @@ import random
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fenced.drills.declared import Drill
 from fenced.drills.history import History
-from fenced.drills.pause import why_not
+from fenced.drills.play import Play, why_not
 from fenced.drills.processes import PATIENCE_SECONDS, CouldNotRun, HolderProcess, HolderProcesses, Message
-from fenced.drills.stage import DrillStage
 from fenced.drills.story import Log
 from fenced.drills.terminal import Screen
 from fenced.runtime.clocks import now
 
-TTL = 0.3
-HOLDERS = 8
-NAMES = 4
+HOLDERS = {"storm": 8, "set": 5}
+NAMES = {"storm": 4, "set": 1}
 PAUSE_TTLS = (1.0, 2.5)
 """How long a pause lasts, in ttls, if the holder was overtaken meanwhile."""
 PAUSE_TTLS_MAX = 4.0
@@ -113,16 +112,14 @@ class Storm:
         return stopped.wake if overtaken else stopped.latest
 
 
-def run(stage: DrillStage, log: Log, screen: Screen) -> None:
-    """Run the storm for `seconds`, then let every holder finish its current turn."""
-    plan = stage.plan
-    with stage.start_holders([f"H{number}" for number in range(1, plan.holders + 1)]) as holders:
-        log.start = now()
-        for process in holders.processes.values():
-            process.send("storm", names=stage.names, seconds=stage.seconds)
-        end, somebody_runs = log.start + stage.seconds, plan.holders - 1
-        storm = Storm(stage.ttl, end, somebody_runs, random.Random(plan.seed), log)
-        _run_storm(holders, storm, screen)
+def storm(play: Play) -> None:
+    """Run for `seconds`, then let every holder finish its current turn."""
+    stage, log = play.stage, play.log
+    for process in play.holders.processes.values():
+        process.send("storm", names=stage.names, seconds=stage.seconds)
+    end, somebody_runs = log.start + stage.seconds, stage.plan.holders - 1
+    run = Storm(stage.ttl, end, somebody_runs, random.Random(stage.plan.seed), log)
+    _run_storm(play.holders, run, play.screen)
     stage.read_finals(log.history)
     _check_admitted(log.history)
 
@@ -156,3 +153,29 @@ def progress(storm: Storm, moment: float) -> str:
         f"  {left:.1f} s left  acknowledged {tally.acknowledged}  refused {tally.refused}  "
         f"pauses {tally.pauses}  stopped {len(storm.stopped)}"
     )
+
+
+STORM = Drill(
+    "storm",
+    "all of it, again and again",
+    "Holders are stopped while they work",
+    "Holders are stopped again and again while they work. Is any update lost?",
+    "One story is an example. A storm counts: every acknowledged update must be there at the end.",
+    storm,
+    "",
+    ttl=0.3,
+    cast={},
+    tries=1,
+)
+SET = Drill(
+    "set",
+    "unique elements added to a set under a lock",
+    "Holders add unique elements to one set, and are stopped while they do",
+    "Holders add unique elements to one set. Is an element lost or doubled?",
+    "The workload of Jepsen's tests of locks: each holder reads the set, adds an element of its own, writes it back.",
+    storm,
+    "",
+    ttl=0.3,
+    cast={},
+    tries=1,
+)

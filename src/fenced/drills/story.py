@@ -112,18 +112,26 @@ class Log:
         tone, text, label = self._decision(holder, message, late)
         self.add(message["time"], DATABASE, holder, tone, text, label)
 
-    def add_final(self, moment: float, stock: int, *, as_left: bool) -> None:
-        """The last line: what the database holds."""
-        if as_left:
-            text, label = f"holds stock {stock}, as B left it", f"stock {stock}"
-        else:
-            text = f"holds stock {stock}: what B sold is back on the shelf"
-            label = f"stock {stock}: B's sale is gone"
-        self.add(moment, DATABASE, DATABASE, "final" if as_left else "corrupt", text, label)
+    def add_final(self, moment: float, stock: int, *, gone: list[str]) -> None:
+        """The last line: what the database holds. `gone`: the holders whose acknowledged sales are missing."""
+        writes = self.history.writes("admitted")
+        if not gone:
+            text = (
+                f"holds stock {stock}, as {writes[-1].holder} left it" if writes else f"holds stock {stock}"
+            )
+            self.add(moment, DATABASE, DATABASE, "final", text, f"stock {stock}")
+            return
+        text = f"holds stock {stock}: what {gone[0]} sold is back on the shelf"
+        self.add(moment, DATABASE, DATABASE, "corrupt", text, f"stock {stock}: {gone[0]}'s sale is gone")
 
     def _decision(self, holder: str, message: Message, late: bool) -> tuple[Tone, str, str]:
         token, mark = message["token"], message["mark"]
         match message["decision"], late:
+            case "refused", _ if message.get("why") == "reused":
+                return "refused", f"REFUSED: token {token} was seen from another grant", "refused: reused"
+            case "refused", _ if mark == token:
+                text = f"REFUSED: a later write with token {token} has been seen"
+                return "refused", text, "refused: out of sequence"
             case "refused", _:
                 seen = f"token {mark} has been seen" if mark is not None else "a newer one has been seen"
                 return (

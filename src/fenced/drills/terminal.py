@@ -11,12 +11,13 @@ from typing import Protocol
 import click
 
 from fenced.drills.history import Verdict
-from fenced.drills.outcome import DrillOutcome, counted, sentence
-from fenced.drills.stage import DrillStage, shown_ttl
+from fenced.drills.outcome import DrillOutcome, Setting, counted
+from fenced.drills.stage import Plan, shown_ttl
 from fenced.drills.story import AUTHORITY, DATABASE, StoryStep, Tone
 from fenced.runtime.clocks import now
 
 WIDTH = 80
+_INDENT = " " * 11
 _TICK_SECONDS = 0.1
 _ACTORS = {"A": "yellow", "B": "cyan", AUTHORITY: "magenta", DATABASE: "blue"}
 _TONES: dict[Tone, str] = {
@@ -27,17 +28,13 @@ _TONES: dict[Tone, str] = {
 }
 _VERDICTS: dict[Verdict, str] = {"held": "green", "broken": "red", "inconclusive": "yellow"}
 _TOKEN = re.compile(r"\btoken \d+\b")
-_QUESTIONS = {
-    "pause": "A paused holder wakes up and writes. Is it refused?",
-    "late-renewal": "A renewal arrives after its lease has moved on. Does anything come back?",
-    "storm": "Holders are stopped again and again while they work. Is any update lost?",
-}
 
 
 class Screen(Protocol):
     """Shows a running drill."""
 
-    def heading(self, stage: DrillStage) -> None: ...
+    def heading(self, plan: Plan, setting: Setting) -> None: ...
+    def again(self, outcome: DrillOutcome) -> None: ...
     def step(self, step: StoryStep) -> None: ...
     def tick(self, text: str) -> None: ...
     def verdict(self, outcome: DrillOutcome) -> None: ...
@@ -46,7 +43,10 @@ class Screen(Protocol):
 class Quiet:
     """Shows nothing, for `--json`."""
 
-    def heading(self, stage: DrillStage) -> None:
+    def heading(self, plan: Plan, setting: Setting) -> None:
+        return
+
+    def again(self, outcome: DrillOutcome) -> None:
         return
 
     def step(self, step: StoryStep) -> None:
@@ -69,14 +69,18 @@ class Terminal:
         self._shown = False
         self._owners: dict[str, str] = {}
 
-    def heading(self, stage: DrillStage) -> None:
-        self._say(self._style(_QUESTIONS[stage.plan.scenario], bold=True))
-        for key, value in _setup_lines(stage):
+    def heading(self, plan: Plan, setting: Setting) -> None:
+        self._say(self._style(plan.drill.question, bold=True))
+        for key, value in _setup_lines(plan, setting):
             self._say(f"  {self._style(f'{key:<10}', fg=_ACTORS.get(key))} {value}")
-        for doubt in stage.doubts:
+        for doubt in setting.doubts:
             self._say(f"  best effort only: {doubt}")
-        if stage.fresh_authority and not stage.fresh_guard:
+        if setting.fresh_authority and not setting.fresh_guard:
             self._say("  note       a guard trusts the first authority it meets, here the drill's own")
+        self._say()
+
+    def again(self, outcome: DrillOutcome) -> None:
+        self._say(f"{_INDENT}{outcome.sentence} Once more:")
         self._say()
 
     def step(self, step: StoryStep) -> None:
@@ -95,13 +99,13 @@ class Terminal:
             self._write("\r\x1b[K" + self._style(text[:room], fg="bright_black"))
 
     def verdict(self, outcome: DrillOutcome) -> None:
-        if outcome.plan.scenario == "storm":
+        if outcome.plan.drill.many:
             self._counts(outcome)
-        verdict = outcome.findings.verdict
+        verdict = outcome.verdict
         word = verdict.upper()
         indent = max(8, len(word) + 2)
         self._say()
-        first, *rest = click.wrap_text(sentence(outcome), WIDTH - indent).splitlines()
+        first, *rest = click.wrap_text(outcome.sentence, WIDTH - indent).splitlines()
         self._say(self._style(word, fg=_VERDICTS[verdict], bold=True) + " " * (indent - len(word)) + first)
         for line in rest:
             self._say(" " * indent + line)
@@ -115,6 +119,7 @@ class Terminal:
         self._count("overtaken holders", findings.overtaken, "acted after a newer holder had read")
         self._count("refused operations", findings.refused, _kinds(outcome))
         self._count("lost updates", len(findings.lost), percent, bad=bool(findings.lost))
+        self._count("doubled updates", len(findings.doubled), bad=bool(findings.doubled))
         self._count("stale operations admitted", len(findings.stale), bad=bool(findings.stale))
 
     def _count(self, what: str, count: int, remark: str = "", *, bad: bool = False) -> None:
@@ -145,21 +150,22 @@ class Terminal:
         click.echo(text, nl=False, color=True)
 
 
-def _setup_lines(stage: DrillStage) -> list[tuple[str, str]]:
-    plan = stage.plan
-    authority = "SQLite, a fresh file" if stage.fresh_authority else stage.authority_shown
-    if not stage.guarded:
-        guard = "SQLite, a plain table without a guard"
+def _setup_lines(plan: Plan, setting: Setting) -> list[tuple[str, str]]:
+    authority = "SQLite, a fresh file" if setting.fresh_authority else setting.authority
+    if setting.guard == "none":
+        guard = "a plain table without a guard"
     else:
-        guard = "SQLite, a fresh file, guarded" if stage.fresh_guard else stage.guard_shown
+        guard = "SQLite, a fresh file, guarded" if setting.fresh_guard else setting.guard
     cast = [(AUTHORITY, f"{authority}; grants leases, mints tokens"), (DATABASE, guard)]
-    ttl = shown_ttl(plan.ttl, stage.ttl)
-    if plan.scenario == "storm":
-        many = f"{plan.holders} processes on {counted(plan.names, 'name')} for {stage.seconds:g} s, ttl {ttl}"
+    ttl = shown_ttl(plan.ttl, setting.ttl)
+    if plan.drill.many:
+        many = (
+            f"{plan.holders} processes on {counted(plan.names, 'name')} for {setting.seconds:g} s, ttl {ttl}"
+        )
         return [*cast, ("holders", many)]
-    if plan.scenario == "late-renewal":
-        return [*cast, ("A, B", f"two processes, one stock of 10; ttl {ttl}, that is T=10")]
-    return [*cast, ("A, B", f"two processes that sell from one stock of 10; ttl {ttl}")]
+    scale = setting.ttl / plan.drill.story_seconds
+    told = "as told" if scale == 1 else f"1 s of the story ({plan.drill.story_seconds:g} s) is {scale:.3g} s"
+    return [*cast, ("A, B", f"two processes that sell from one stock of 10; ttl {ttl}"), ("times", told)]
 
 
 def _range(outcome: DrillOutcome) -> str:
@@ -179,7 +185,8 @@ def _hint(outcome: DrillOutcome) -> str:
             if outcome.guarded
             else "See it with the guard:  the same command without --guard none"
         )
-    words = [] if outcome.plan.scenario == "pause" else [outcome.plan.scenario]
+    name = outcome.plan.drill.name
+    words = [] if name == "sigstop" else [name]
     words += ["--guard none"] if outcome.guarded else []
     what = "without" if outcome.guarded else "with"
     return f"See it {what} the guard:  {_command(' '.join(words))}"

@@ -6,13 +6,14 @@ the resource detects it.
 
 from __future__ import annotations
 
-import ctypes
+import gc
 import itertools
 import json
 import os
 import random
-import signal
+import select
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ from typing import Any, Protocol, TypeVar
 from fenced.client import registry
 from fenced.client.faces import Client
 from fenced.client.leases import Lease
+from fenced.drills.bound import die_with_parent
+from fenced.drills.garbage import slow_to_collect
 from fenced.drills.history import Decision, Kind
-from fenced.drills.resource import Orders, orders_in, resource, stock_of
+from fenced.drills.resource import Orders, Resource, orders_in, resource, stock_of
 from fenced.errors import FencedError, Indeterminate, LeaseLost, NotGranted, Refused, Unavailable
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.clocks import now
@@ -35,7 +38,6 @@ WORK_SECONDS = (0.004, 0.016)
 """How long a holder in the storm works between its read and its write."""
 WAIT_SECONDS = 1.0
 BACKOFF_SECONDS = 0.02
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,9 @@ class HolderSetup:
     table: str
     ttl: float
     seed: str
+    guarded: bool = True
+    slow_guard: str | None = None
+    """A second way to the resource, through a relay."""
 
 
 class StampMaker(Protocol):
@@ -60,12 +65,12 @@ class StampMaker(Protocol):
 
 
 class BareGrant:
-    """A grant taken directly from the authority: no keeper renews it, and it has no local deadline."""
+    """A grant that no keeper of this process renews, and that has no local deadline."""
 
-    def __init__(self, realm: str, name: str, secret: str, token: int) -> None:
+    def __init__(self, stamp: Stamp, secret: str = "") -> None:
         self.secret = secret
-        self.token = token
-        self._first = Stamp(realm, (name,), token, 0, grant_id(secret))
+        self.token = stamp.token
+        self._first = stamp._replace(seq=0)
         self._sequence = itertools.count(1)
 
     def announcement(self) -> Stamp:
@@ -87,13 +92,18 @@ class Worker:
         self._setup = setup
         self._random = random.Random(setup.seed)
         self._client = Client(setup.authority, label=f"drill {setup.holder}", guarantee="best-effort")
-        self._resource = resource(setup.guard, setup.table)
+        self._resource = resource(setup.guard, setup.table, guarded=setup.guarded)
         self._resource.open()
+        self._slow: Resource | None = None
+        if setup.slow_guard is not None:
+            self._slow = resource(setup.slow_guard, setup.table, guarded=setup.guarded)
+            self._slow.open()
         self._updates = itertools.count(1)
         self._name = ""
         self._source: StampMaker | None = None
         self._seen: Orders | None = None
         self._authority: Authority | None = None
+        self._garbage: list[object] = []
 
     # Steps that the drill requests one by one.
 
@@ -103,11 +113,17 @@ class Worker:
         report("asking", name=name, time=began)
         try:
             lease = self._client.acquire(name, ttl=self._setup.ttl, wait=wait)
-        except NotGranted as error:
-            report("not_granted", name=name, why=str(error), time=now())
+        except (NotGranted, Unavailable, Indeterminate) as error:
+            report("not_granted", name=name, why=f"{type(error).__name__}: {error}", time=now())
             return False
         self._take(name, lease, began)
         return True
+
+    def adopt(self) -> None:
+        """Use the lease of the `fenced run` that started this process: it renews, and this process stamps."""
+        stamp = Stamp.parse(os.environ["FENCED_STAMP"])
+        report("asking", name=stamp.names[0], time=now())
+        self._take(stamp.names[0], BareGrant(stamp), now())
 
     def ask(self, name: str) -> None:
         """Take a grant directly from the authority, without a keeper."""
@@ -121,16 +137,21 @@ class Worker:
         if not isinstance(answer, Granted):
             report("not_granted", name=name, why=repr(answer), time=now())
             return
-        self._take(name, BareGrant(realm, name, secret, answer.token), began)
+        stamp = Stamp(realm, (name,), answer.token, 0, grant_id(secret))
+        self._take(name, BareGrant(stamp, secret), began)
 
     def _take(self, name: str, source: StampMaker, began: float) -> None:
         self._name, self._source, self._seen = name, source, None
         report("granted", name=name, token=source.token, began=began, time=now())
 
-    def read(self) -> bool:
+    def read(self, announce: bool = True) -> bool:
         """Announce, then read: in this order no older holder can change the value after the read."""
         source, name = self._held(), self._name
         stamp = source.announcement()
+        if not announce:
+            self._seen = orders_in(self._resource.peek(name).value)
+            report("peeked", name=name, token=stamp.token, stock=stock_of(self._seen), time=now())
+            return True
         if self._resource.guarded and not self._operate("announce", stamp, lambda: self._announce(stamp)):
             return False
         return self._operate("read", stamp, lambda: self._look(stamp, name))
@@ -144,19 +165,62 @@ class Worker:
         self._seen = orders_in(found.value)
         return {"version": found.version, "stock": stock_of(self._seen)}
 
-    def write(self, amount: int) -> bool:
-        """Sell `amount` from the stock that was read, without checking the lease."""
+    def write(self, amount: int, slowly: bool = False) -> bool:
+        """Sell `amount` from the stock that was read, without checking the lease.
+
+        `slowly`: on the connection through the relay, in a thread, so that the next write need not wait for it.
+        """
         source, name = self._held(), self._name
         if self._seen is None:
             return False
         update = f"{self._setup.holder}{next(self._updates)}"
-        orders = {**self._seen, update: amount}
+        orders = [*self._seen, (update, amount)]
         stamp = source.next_stamp()
         report("writing", name=name, token=source.token, amount=amount, stock=stock_of(orders), time=now())
         value = json.dumps(orders).encode()
-        return self._operate(
-            "write", stamp, lambda: {"version": self._resource.write(stamp, name, value)}, update=update
-        )
+        there = self._slow if slowly and self._slow is not None else self._resource
+
+        def act() -> bool:
+            return self._operate(
+                "write", stamp, lambda: {"version": there.write(stamp, name, value)}, update=update
+            )
+
+        if not slowly:
+            return act()
+        threading.Thread(target=act, daemon=True).start()
+        return True
+
+    # Faults that a holder makes itself.
+
+    def check(self) -> None:
+        """Ask the lease whether it is still held, as careful programs do before they write."""
+        source, left = self._held(), None
+        assert isinstance(source, Lease)
+        try:
+            source.check()
+            left = source.remaining()
+        except LeaseLost as error:
+            report("checked", name=self._name, token=source.token, left=None, why=str(error), time=now())
+        else:
+            report("checked", name=self._name, token=source.token, left=left, why="", time=now())
+
+    def fill(self, seconds: float) -> None:
+        """Fill the memory with objects until a collection takes `seconds`."""
+        self._garbage, took = slow_to_collect(seconds)
+        report("filled", seconds=took, time=now())
+
+    def collect(self) -> None:
+        """A collection. It holds the interpreter's lock to its end, so the keeper does not run either."""
+        began = now()
+        report("collecting", time=began)
+        gc.collect()
+        report("collected", seconds=now() - began, time=now())
+
+    def burn(self) -> None:
+        """Work until the next command comes."""
+        report("burning", time=now())
+        while not select.select([sys.stdin.buffer], [], [], 0.0)[0]:
+            sum(range(1000))
 
     def release(self) -> None:
         """Give the lease back, and report whether it had been lost."""
@@ -283,13 +347,6 @@ def _in_words(answer: RenewAnswer) -> str:
             return type(answer).__name__.lower()
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the drill ends: a stopped process cannot detect a closed pipe."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def run_command(worker: Worker, command: dict[str, Any]) -> None:
     match command.pop("do"):
         case "acquire":
@@ -297,7 +354,17 @@ def run_command(worker: Worker, command: dict[str, Any]) -> None:
         case "ask":
             worker.ask(**command)
         case "read":
-            worker.read()
+            worker.read(**command)
+        case "adopt":
+            worker.adopt()
+        case "check":
+            worker.check()
+        case "fill":
+            worker.fill(**command)
+        case "collect":
+            worker.collect()
+        case "burn":
+            worker.burn()
         case "write":
             worker.write(**command)
         case "release":
@@ -313,13 +380,16 @@ def run_command(worker: Worker, command: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    die_with_parent(int(sys.argv[1]))
+    if len(sys.argv) > 1:  # else whoever started it binds it
+        die_with_parent(int(sys.argv[1]))
     try:
-        worker = Worker(HolderSetup(**json.loads(sys.stdin.readline())))
-        report("ready", time=now())
-        for line in sys.stdin:
-            run_command(worker, json.loads(line))
-        worker.close()
+        # Unbuffered: `burn` asks the system whether another command has come.
+        with open(0, "rb", buffering=0, closefd=False) as commands:
+            worker = Worker(HolderSetup(**json.loads(commands.readline())))
+            report("ready", time=now())
+            for line in commands:
+                run_command(worker, json.loads(line))
+            worker.close()
     except FencedError as error:
         report("failed", why=f"{type(error).__name__}: {error}")
         sys.exit(1)

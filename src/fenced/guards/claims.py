@@ -16,10 +16,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fenced.errors import Misuse
 from fenced.values.model import TOKEN_MAX
+
+if TYPE_CHECKING:
+    from fenced.guards.spec import Spec
 
 COLUMNS = ("claim_token", "claim_write", "claim_holder", "claim_attempts", "claim_at")
 WRITE_BITS = 20
@@ -142,6 +146,9 @@ class ClaimTable(Protocol):
     Outside a transaction each method is one; in the program's own transaction it is a part of that.
     """
 
+    def is_on(self, connection: object) -> bool:
+        """Whether it uses this very connection, and not one that a framework has lent for a while."""
+
     async def begin_work(self, realm: str) -> bool:
         """Whether the database mints tokens for claims. Misconfigured without an installed guard, ForeignStamp for a
         worker of another realm than the trusted one."""
@@ -179,13 +186,21 @@ class ClaimTable(Protocol):
         """Wait until the database notifies about a new row, at most so long. None at once if it cannot."""
 
 
-class ClaimedKey(NamedTuple):
+class ClaimedKey:
     """A claimed row: its key, the name that other guards know it by, its token, and the realm of the token."""
 
-    key: object
-    name: str
-    token: int
-    realm: str
+    def __init__(self, spec: Spec, row: Mapping[str, Any], realm: str) -> None:
+        assert spec.claims is not None
+        self._spec = spec
+        self._row = row
+        self.key: object = row[spec.claims.key]
+        self.token: int = row["claim_token"]
+        self.realm = realm
+
+    @cached_property
+    def name(self) -> str:
+        """Made when it is needed: for a stamp, or for a message."""
+        return self._spec.name_for(**{column: self._row[column] for column in self._spec.columns})
 
 
 class Ends(NamedTuple):

@@ -6,9 +6,10 @@ own connections.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from fenced.errors import Conflict, Contended, FencedError
 from fenced.guards.answers import check_value
@@ -52,6 +53,13 @@ class TableValues(Generic[S]):
         self._mandatory = mandatory
         self._idle: list[S] = []
         forking.register(self)
+
+    def with_rule(self, rule: Rule) -> Self:
+        """The same values for a program that names their rule; before `open`."""
+        ruled = copy.copy(self)
+        ruled._spec, ruled._idle = replace(self._spec, rule=rule), []
+        forking.register(ruled)
+        return ruled
 
     # What a store supplies.
 

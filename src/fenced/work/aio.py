@@ -112,7 +112,7 @@ class AsyncClaimWorker:
         return await self._work.give_back(db)
 
     def stop(self) -> None:
-        """Let `take` end. May be called from a signal handler."""
+        """Let `take` end. May be called from another thread, or from a signal handler."""
         self._work.stop()
 
     def check(self, need: timing.Seconds = 0.0) -> None:

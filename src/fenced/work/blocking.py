@@ -15,6 +15,8 @@ from fenced.values import timing
 from fenced.work.claims import ClaimsBase
 from fenced.work.working import ClaimedBase, ClaimingWork, ClaimTransactionBase, Outcome
 
+# generated: the blocking twins of aio.py, by `python -m release.twins`
+
 
 class Claims(ClaimsBase):
     """Claims on the rows of one table."""
@@ -108,7 +110,7 @@ class ClaimWorker:
         return step(self._work.give_back(db))
 
     def stop(self) -> None:
-        """Let `take` end. May be called from another thread or a signal handler."""
+        """Let `take` end. May be called from another thread, or from a signal handler."""
         self._work.stop()
 
     def check(self, need: timing.Seconds = 0.0) -> None:
@@ -208,3 +210,6 @@ class ClaimTransaction(ClaimTransactionBase, EnteredOnce):
             for announced in self._announced:
                 announced.clear()  # SQLite's COMMIT fails while a stamp exists
         step(self._leave(exc))
+
+
+# end

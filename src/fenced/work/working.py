@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 from fenced.client.guarding import ClaimFence
@@ -82,10 +83,24 @@ class ClaimingWork:
         self._minted: bool | None = None
         self._token = 0
         self._looked = -timing.TTL_MAX
+        self._kept: tuple[Any, ClaimTable] | None = None
         self.stopping = False
         self.changed = engine.runtime.wakeup()
         self.open: set[int] = set()
         """The claims that `take` has handed out and that have not ended."""
+
+    def table(self, db: Any) -> ClaimTable:
+        """For single statements, which leave nothing behind in it: that of the last connection is kept.
+
+        Transactions have one of their own, from `tables`. Threads may share a worker: each reads the pair once.
+        """
+        kept = self._kept
+        if kept is not None and kept[0] is db:
+            return kept[1]
+        found = self.tables(db)
+        if db is not None and found.is_on(db):
+            self._kept = (db, found)
+        return found
 
     def _name(self, worker: str) -> str:
         return f"{self.spec.table}/workers/{worker}"
@@ -121,7 +136,7 @@ class ClaimingWork:
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1000:
             raise Misuse(f"a worker claims 1 to 1000 rows at once, not {shown(limit)}")
         self.lease.check()
-        table = self.tables(db)
+        table = self.table(db)
         if self._minted is None:
             self._minted = await table.begin_work(self.lease.realm)
         if self.runtime.now() >= self._looked + self.lease.ttl / 3:
@@ -149,7 +164,7 @@ class ClaimingWork:
 
     async def give_back(self, db: Any) -> int:
         """Give back the rows of workers whose lease is over. Returns how many."""
-        table = self.tables(db)
+        table = self.table(db)
         if self._minted is None:
             self._minted = await table.begin_work(self.lease.realm)
         self._looked = self.runtime.now()
@@ -182,7 +197,7 @@ class ClaimingWork:
                 rows = await self.claim(db, room)
                 if rows:
                     return rows
-                if await self.tables(db).wait_for_rows(poll) is not None:
+                if await self.table(db).wait_for_rows(poll) is not None:
                     continue
             await self.runtime.wait(self.changed, self.runtime.now() + poll)
         return []
@@ -199,14 +214,17 @@ class ClaimedBase(ClaimFence):
     def __init__(self, work: ClaimingWork, row: Row) -> None:
         self._work = work
         self._row = row
-        name = work.spec.name_for(**{column: row[column] for column in work.spec.columns})
-        self._grant: ClaimGrant = ClaimGrant(work.lease, name, row["claim_token"])
-        self._key = ClaimedKey(row[work.claiming.key], name, self._grant.token, self._grant.realm)
+        self._key = ClaimedKey(work.spec, row, work.lease.realm)
         self._writes = 0
         self._unsure = False
         self._refused: Refused | None = None
         self.outcome: Outcome | None = None
         """How it ended: `done`, `retried`, `dead` (its attempts are used up), `lost`; None while it has not."""
+
+    @cached_property
+    def _grant(self) -> ClaimGrant:
+        """Made with the first stamp: most rows are written by the number alone."""
+        return ClaimGrant(self._work.lease, self._key.name, self._key.token)
 
     def __getitem__(self, column: str) -> Any:
         return self._row[column]
@@ -229,12 +247,12 @@ class ClaimedBase(ClaimFence):
     @property
     def token(self) -> int:
         """The fencing token of this claim: above that of every earlier claim of the row."""
-        return self._grant.token
+        return self._key.token
 
     @property
     def realm(self) -> str:
         """The id of the authority's namespace."""
-        return self._grant.realm
+        return self._key.realm
 
     @property
     def attempt(self) -> int:
@@ -273,7 +291,7 @@ class ClaimedBase(ClaimFence):
             self._writes += 1
         self._unsure = False
         try:
-            await self._work.tables(db).write(self._key, self._writes, columns, ends, repeat=repeat)
+            await self._work.table(db).write(self._key, self._writes, columns, ends, repeat=repeat)
         except Indeterminate:
             self._unsure = True  # the next call repeats this write, and finds out whether it was applied
             raise

@@ -10,7 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
+import threading
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from fenced.core.acquiring import LeaseEngine, LeaseRequest
@@ -538,7 +541,8 @@ async def a_silent_server_keeps_nobody_past_its_wait(h: OutageHarness) -> None:
 
 @check()
 async def every_call_ends_by_its_deadline(h: OutageHarness) -> None:
-    """The server is silent: every method, including those for operators, ends by its caller's deadline."""
+    """The server is silent, or sends a byte now and then, so that no single read takes long: every method, including
+    those for operators, ends by its caller's deadline."""
     a = await h.authority()
     held = asking(h.runtime, "orders")
     grant = await granted(a, held)
@@ -555,10 +559,54 @@ async def every_call_ends_by_its_deadline(h: OutageHarness) -> None:
         "raise_floor": lambda limit: a.raise_floor(10, limit),
         "tidy": a.tidy,
     }
-    h.proxy.black_hole(drop=True)
-    for name, call in calls.items():
-        limit = h.runtime.now() + 0.3
-        with contextlib.suppress(Indeterminate, Unavailable):  # etcd's `tidy` has nothing to send
-            await call(limit)
-        late = h.runtime.now() - limit
-        ensure(late < timing.CALL_SECONDS / 2, f"{name} ended {late:.1f} s late")
+    faults = (functools.partial(h.proxy.black_hole, drop=True), functools.partial(h.proxy.drip, 0.5))
+    for fault in faults:
+        fault()
+        for name, call in calls.items():
+            limit = h.runtime.now() + 0.3
+            with contextlib.suppress(Indeterminate, Unavailable):  # etcd's `tidy` has nothing to send
+                await call(limit)
+            late = h.runtime.now() - limit
+            ensure(late < timing.CALL_SECONDS / 2, f"{name} ended {late:.1f} s late")
+        h.proxy.heal()
+
+
+@check()
+async def abandoning_closes_connections_and_nothing_else(h: OutageHarness) -> None:
+    """In any thread, also those on which somebody waits for a wake-up. What is held or waited for stays as it is."""
+    other = await h.direct()
+    await other.observe("orders")
+    before = _connected()
+    a = await h.authority()
+    held, waits = asking(h.runtime, "orders", ttl=LONG), asking(h.runtime, "orders", ttl=LONG, wait=True)
+    await granted(a, held)
+    await a.renew([held.secret])
+    ensure(isinstance(await a.ask(waits), Waiting), "it waits")
+
+    async def next_wakeups() -> None:
+        with contextlib.suppress(Unavailable):
+            await a.next_wakeups(h.runtime.now() + LONG)
+
+    await a.next_wakeups(h.runtime.now() + 0.05)  # from here on its connection is there
+    listening = h.runtime.spawn(next_wakeups, "listening")
+    await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.05)
+    ensure(bool(_connected() - before), "it is connected")
+    for _ in range(2):
+        leaving = threading.Thread(target=a.abandon)
+        leaving.start()
+        leaving.join()
+    await until(h.runtime, lambda: _connected() <= before, SOON, "no connection is left")
+    view = await other.observe("orders")
+    ensure(view.held_by is not None and len(view.waiters) == 1, f"nothing was given back: {view}")
+    await listening.join()
+
+
+def _connected() -> set[str]:
+    """The sockets of this process that are connected."""
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    connected = {f"socket:[{row[9]}]" for row in rows if row[3] != "0A"}  # all but those that listen
+    mine = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another thread has closed it
+            mine.add(os.readlink(descriptor))
+    return mine & connected

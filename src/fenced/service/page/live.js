@@ -397,7 +397,7 @@ $("drill").querySelector("input").addEventListener("change", async (event) => {
   const [, said, picture] = box.children;
   try {
     const drill = JSON.parse(await file.text());
-    picture.replaceChildren(drawLanes(lanesOfDrill(drill), `Drill ${drill.scenario}`, picture.clientWidth));
+    picture.replaceChildren(drawLanes(lanesOfDrill(drill), `Drill ${drill.drill}`, picture.clientWidth));
     put(said, `${drill.verdict.toUpperCase()}: ${plural(drill.refused, "operation")} refused, ${plural(drill.lost_updates, "acknowledged update")} lost. ${drill.authority}, guarded by ${drill.guard}.`);
   } catch {
     put(said, "This is no report of a drill: write one with fenced drill --json.");

@@ -59,6 +59,9 @@ class SqliteClaims:
         self._marks = SqliteMarks(spec.table)
         self._entered: ClaimedKey | None = None
 
+    def is_on(self, connection: object) -> bool:
+        return getattr(self._session, "connection", None) is connection
+
     async def begin_work(self, realm: str) -> bool:
         try:
             if not await self._session.run("SELECT 1 FROM fenced_claims WHERE guard = ?", (self._guard,)):
