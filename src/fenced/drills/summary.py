@@ -121,7 +121,7 @@ def summary_page(rows: Sequence[DrillRow], seconds: float) -> str:
         for row in rows
     ]
     setting = next((row.told for row in rows if row.told.get("authority")), {})
-    where = f"Leases from {setting.get('authority', '?')}, guard {setting.get('guard', '?')}."
+    where = f"Leases from {_place(setting, 'authority')}, guard: {_place(setting, 'guard')}."
     return document(
         "fenced drill all",
         [
@@ -133,6 +133,12 @@ def summary_page(rows: Sequence[DrillRow], seconds: float) -> str:
             FOOTER,
         ],
     )
+
+
+def _place(told: Told, what: str) -> str:
+    """A fresh file is gone by now, and its address says nothing."""
+    address = str(told.get(what, "?"))
+    return "a fresh SQLite file" if "/fenced-drill-" in address else address
 
 
 def _section(row: DrillRow) -> str:
