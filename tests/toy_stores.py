@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from fenced.guards.cellguard import CellGuard
 from fenced.guards.cells import Swapped
-from fenced.guards.guardedcells import AUDIT_LOCAL
+from fenced.guards.remembered import AUDIT_LAGS
 from fenced.leases.dictionaries import MemoryRows
 from fenced.leases.local_wakeups import LocalWakeups
 from fenced.leases.rows import NS, AttemptRow, LeaseAlgorithm
@@ -170,7 +170,7 @@ class ToyValues(CellGuard):
 
     traits: tuple[Trait, ...] = (
         Trait("mandatory", "Every write goes through the guard."),
-        AUDIT_LOCAL,
+        AUDIT_LAGS,
         MODE_LAG,
     )
     kind = "a toy guard"

@@ -477,6 +477,6 @@ def test_the_checks_can_fail(
 ) -> None:
     monkeypatch.setattr(owner, function, bug)
     locked.parsed.cache_clear()
-    with pytest.raises((AssertionError, OSError, FencedError, pytest.fail.Exception)):
+    with pytest.raises((AssertionError, OSError, ValueError, FencedError, pytest.fail.Exception)):
         found_by(memory)
     locked.parsed.cache_clear()  # of what the bug has believed

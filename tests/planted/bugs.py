@@ -26,7 +26,7 @@ from fenced.leases.rows import NS, AttemptRow, LeaseAlgorithm, names_json
 from fenced.stores.ledger.authority.changes import Change, RecordedRows
 from fenced.stores.ledger.authority.ledger import CountingAlgorithm
 from fenced.stores.memory.authority import MemoryStore
-from fenced.stores.memory.guard import MemoryValues
+from fenced.stores.memory.guard import MemoryCells, MemoryValues
 from fenced.values import timing
 from fenced.values.decision import Judgement, Mark, Verdict
 from fenced.values.model import (
@@ -506,6 +506,13 @@ class AskedRuleIsIgnored(MemoryValues):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._asked = None
+
+
+class DecisionsDieWithTheirObject(MemoryValues):
+    """A guard object keeps what it has decided to itself."""
+
+    def cells_of_decisions(self) -> MemoryCells:
+        return MemoryCells()
 
 
 GUARD_BUGS = planted(MemoryValues)

@@ -58,7 +58,7 @@ class LossyCells(MemoryCells):
     async def _apply(self, changes: Sequence[tuple[str, int, bytes | None]]) -> Swapped:
         done = await super().swap(changes)
         for key, _, blob in changes:
-            if done and blob is not None and key.startswith("n/"):
+            if done and blob is not None and key == f"n/{NAME}":
                 self.happened.append(Cell.unpacked(key, blob).written[-1])
         return done
 

@@ -18,12 +18,15 @@ class OperatedGuards:
     def __init__(self, url: str) -> None:
         self.connection: Any = None
         """To the database of guarded tables."""
+        self.lags = False
+        """Whether decisions are seen late, and each look costs several requests."""
         if registry.is_engine(url):
             engine = registry.engine(url)
             self.connection = engine.connect(url)
             self._operator = engine.operator(self.connection)
         else:
             self._guard = registry.guard(url, BlockingRuntime())
+            self.lags = any(trait.key == "audit-lags" for trait in self._guard.traits)
 
     def run(self, work: Callable[[Operator], Awaitable[T]]) -> T:
         if self.connection is None:

@@ -202,7 +202,7 @@ class CellGuard(GuardedCells):
             except FencedError as error:
                 raise (error if swapping is None else _unknown(str(error))) from error
             if swapping is not None and _happened(operation, this):
-                return self._decided(swapping, stamp)
+                return await self._decided(swapping, stamp)
             if in_doubt is not None and not _may_still_happen(this, in_doubt):
                 in_doubt = None
             self._judge(this, known.config, stamp, operation, values, announce, expect)
@@ -231,7 +231,7 @@ class CellGuard(GuardedCells):
             if this.refusal is not None and in_doubt is not None:
                 # An earlier swap of this operation may still arrive at the store.
                 raise _unknown(str(this.refusal))
-            return self._decided(this, stamp)
+            return await self._decided(this, stamp)
         if in_doubt is not None:
             raise _unknown(f"{TRIES} tries had no clear answer")
         raise Contended(f"{', '.join(values)}: others were quicker {TRIES} times; try again")
@@ -266,8 +266,11 @@ class CellGuard(GuardedCells):
             return _Trust.NOTHING
         return None if this.changes or this.current else _Trust.CONFIG
 
-    def _decided(self, this: _Try, stamp: Stamp | None) -> dict[str, Cell]:
-        self._note(this.notes)
+    async def _decided(self, this: _Try, stamp: Stamp | None) -> dict[str, Cell]:
+        if this.notes:
+            for note in this.notes:
+                self.decisions.note(note)
+            await self.decisions.write()
         if events.is_observed():
             rose = [(n, this.found[n][1].mark, this.after[n].mark) for n in this.changes]
             self._tell(this.notes, stamp, rose)

@@ -6,11 +6,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from fenced.errors import Misuse
 from fenced.guards.answers import check_pattern
+from fenced.guards.cells import CONFIG
 from fenced.values.contracts import Operator
 from fenced.values.rollout import QUIET_SECONDS, DatabaseStatus, Decision
 
 if TYPE_CHECKING:
     from fenced.guards.guardedcells import GuardedCells
+
+
+EXTENT_MAX = 1000
+"""How many cells are read for the highest mark: each may be a request."""
 
 
 class Configured(Protocol):
@@ -58,4 +63,14 @@ class CellOperator(ConfigOperator):
         return await self._cells.status(quiet_for)
 
     async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
-        return list(self._cells.records)[-limit:]
+        return (await self._cells.decisions.read())[1][-limit:]
+
+    async def figures(self) -> DatabaseStatus:
+        return await self._cells.figures()
+
+    async def extent(self) -> tuple[int, int]:
+        found = [key for key in await self._cells.cells.keys() if key != CONFIG]
+        return len(found), await self._cells.highest() if len(found) <= EXTENT_MAX else 0
+
+    async def tidy(self, keep: int = 10_000) -> dict[str, int]:
+        return {"idle cells of decisions": await self._cells.decisions.fold()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,9 +10,10 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from fenced import events
 from fenced.errors import Contended, Indeterminate, Misconfigured
-from fenced.guards.answers import DEFAULT_RULE, RECORDS_MAX, check_pattern, check_rule, expect_rule
+from fenced.guards.answers import DEFAULT_RULE, check_pattern, check_rule, expect_rule
 from fenced.guards.cells import CONFIG, Cell, Cells, Config, ManyCells, key_of
 from fenced.guards.configoperator import CellOperator
+from fenced.guards.remembered import AUDIT_LAGS, RememberedDecisions
 from fenced.values.contracts import LAG_SECONDS, MANY_NAMES, MODE_LAG, Operator, Runtime, Trait
 from fenced.values.decision import Mark, Mode, Rule, Ruling, Verdict
 from fenced.values.model import Stamp, check_name, check_realm
@@ -23,7 +23,6 @@ T = TypeVar("T")
 
 TRIES = 50
 """How often an operation is tried if others change the same cell."""
-AUDIT_LOCAL = Trait("audit-local", "Decisions are recorded and counted in the process that made them alone.")
 SEEN_MAX = 256
 SEEN_BYTES_MAX = 65_536
 """How many cells a guard object remembers, and how long a remembered value may be."""
@@ -54,7 +53,7 @@ class Admitted(NamedTuple):
 class GuardedCells:
     """The cells of a guard, and what this guard object remembers of them."""
 
-    traits: tuple[Trait, ...] = (AUDIT_LOCAL, MODE_LAG)
+    traits: tuple[Trait, ...] = (AUDIT_LAGS, MODE_LAG)
     kind = "this guard"
     remembers = False
     """Whether an operation first uses the cells that this object saw last, because a read costs a round trip."""
@@ -76,9 +75,8 @@ class GuardedCells:
             check_rule(rule)
         self.url = url
         self.cells = cells
-        self.records: deque[Decision] = deque(maxlen=RECORDS_MAX)
-        self.counted: Counter[tuple[str, str, str]] = Counter()
         self._runtime = runtime
+        self.decisions = RememberedDecisions(self.cells_of_decisions(), runtime, clock, url)
         self._asked = rule
         self._first = Config(rule or DEFAULT_RULE, {"*": str(Mode.parse(mode))})
         self._clock = clock
@@ -218,12 +216,6 @@ class GuardedCells:
 
     # For operators.
 
-    def _note(self, notes: list[Decision]) -> None:
-        for note in notes:
-            self.counted[note.verdict.value, note.ruling.value, note.mode] += 1
-            if note.ruling is not Ruling.COUNT:
-                self.records.append(note)
-
     def _tell(
         self, notes: list[Decision], stamp: Stamp | None, rose: list[tuple[str, Mark | None, Mark | None]]
     ) -> None:
@@ -238,18 +230,30 @@ class GuardedCells:
                 words = Verdict.ADMIT.value, Ruling.ADMIT.value
                 events.tell_observers(events.GuardDecided(self.url, name, after.token, mark, *words))
 
+    def cells_of_decisions(self) -> Cells:
+        """Where the decisions are kept: beside the marks, unless those cells hold nothing else."""
+        return self.cells
+
     async def operate(self, work: Callable[[Operator], Awaitable[T]]) -> T:
         return await work(CellOperator(self))
 
     async def status(self, quiet_for: float) -> DatabaseStatus:
-        """One guard, as it is now, with the counts of this process."""
+        """One guard, as it is now."""
+        found = await self.figures()
+        marks, strays = await self._readable()
+        highest = max((mark.token for mark in marks), default=0)
+        (guard,) = found.guards
+        guard = replace(guard, marks=len(marks), highest=highest, wrong=strays)
+        return replace(found, guards=(advised(guard, found.now, quiet_for),))
+
+    async def figures(self) -> DatabaseStatus:
+        """The same without its marks, and without advice."""
         config = (await self._config(fresh=True)).config
         now = datetime.fromtimestamp(self._clock(), UTC)
-        marks, strays = await self._readable()
         current = set(config.modes.values())
         counts = [
             DecisionCount(verdict, ruling, mode, count, count if mode in current else 0)
-            for (verdict, ruling, mode), count in self.counted.items()
+            for (verdict, ruling, mode), count in (await self.decisions.read())[0].items()
         ]
         stages = tuple(Stage(pattern, mode) for pattern, mode in sorted(config.modes.items()))
         found = GuardStatus(
@@ -259,14 +263,12 @@ class GuardedCells:
             mandatory=any(trait.key == "mandatory" for trait in self.traits),
             epoch=None,
             stages=stages,
-            marks=len(marks),
-            highest=max((mark.token for mark in marks), default=0),
             counts=tuple(counts),
-            wrong=strays,
         )
-        return DatabaseStatus(now, config.realm, (advised(found, now, quiet_for),))
+        return DatabaseStatus(now, config.realm, (found,))
 
     async def close(self) -> None:
+        await self.decisions.close()
         await self.cells.close()
 
     def _soon(self, tried: int) -> float:

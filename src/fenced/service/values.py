@@ -100,9 +100,7 @@ class ServedValues:
     def _is_watched(self, guard: NamedValues) -> bool:
         """Whether the live page finds every refusal in the records of this guard, also those of other instances."""
         own = {redacted(self._url), guard.url}
-        return not any(trait.key == "audit-local" for trait in guard.traits) and any(
-            redacted(each) in own for each in self._watched
-        )
+        return any(redacted(each) in own for each in self._watched)
 
     async def close(self) -> None:
         guard, self._guard = self._guard, None

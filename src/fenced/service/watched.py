@@ -24,6 +24,8 @@ from fenced.values.rollout import DatabaseStatus, Decision
 
 RECORDS_SECONDS = 0.25
 """How often records are looked for, so that a refusal is shown within a second."""
+LAGGING_SECONDS = 2.0
+"""The same for guards over cells: they write at most once a second, and each look costs several requests."""
 STATUS_EVERY = 20
 """How many of these looks go by between two looks at the stages, which cost more."""
 RETRY_SECONDS = 5.0
@@ -66,6 +68,10 @@ class WatchedGuard:
         self._known = set(records)
         return new
 
+    @property
+    def lags(self) -> bool:
+        return self._source is not None and self._source.lags
+
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
         self._thread.shutdown(wait=False)
@@ -92,6 +98,8 @@ class WatchedGuard:
 
 class SqlGuards:
     """The guarded tables of a database. Used in one thread."""
+
+    lags = False
 
     def __init__(self, dsn: str) -> None:
         self._guards = OperatedGuards(dsn)
@@ -134,6 +142,7 @@ class OneGuard:
 
     def __init__(self, dsn: str) -> None:
         self._guards = OperatedGuards(dsn)
+        self.lags = self._guards.lags
 
     def read(self, status: bool) -> Reading:
         return *self._guards.run(lambda operator: _read(operator, status)), {}
@@ -196,7 +205,7 @@ class WatchedGuards:
             try:
                 for record in await guard.look(status=looks % STATUS_EVERY == 0):
                     self._events.decided(record, guard.view.url)
-                seconds, looks = RECORDS_SECONDS, looks + 1
+                seconds, looks = LAGGING_SECONDS if guard.lags else RECORDS_SECONDS, looks + 1
             except Unavailable:
                 seconds, looks = RETRY_SECONDS, 0  # it begins with the stages when it is back
             if guard.view != before:

@@ -111,6 +111,22 @@ async def would_refuse_is_counted_and_recorded(h: GuardHarness) -> None:
     ensure(records[-1].stamp == str(stamp(4)) and records[-1].token == 4, "with the stamp")
 
 
+@check(trait="audit-lags")
+async def decisions_outlive_their_object(h: GuardHarness) -> None:
+    """What a guard object has refused is counted and recorded for others, at the latest when it is closed."""
+    guard = await h.guard()
+    await guard.write(by(5), NAME, b"A")
+    for _ in range(3):
+        await raises(StaleToken, guard.write(by(4), NAME, b"late"))
+    await guard.close()
+    other = await h.reopen()
+    counted, records = await _counted(other), await _recorded(other)
+    ensure(counted == {("stale", "enforce"): 3}, f"counted: {counted}")
+    ensure([(each.name, each.mark, each.token) for each in records] == [(NAME, 5, 4)] * 3, f"{records}")
+    await raises(StaleToken, other.write(by(4), NAME, b"late"))
+    ensure(await _counted(other) == {("stale", "enforce"): 4}, "its own ones are added")
+
+
 async def _counted(guard: NamedValues) -> Counter[tuple[str, str]]:
     counts = await guard.operate(lambda operator: operator.counts())
     counted: Counter[tuple[str, str]] = Counter()

@@ -31,7 +31,7 @@ def on(server: DynamoServer, check: Check[GuardHarness], colour: Colour) -> None
 SHORT = [check for check in GUARD_CHECKS if check is not LONG]
 
 
-# proves guard dynamodb: many-names, audit-local, mode-lag, cooperative
+# proves guard dynamodb: many-names, audit-lags, mode-lag, cooperative
 @pytest.mark.parametrize(("check", "colour"), alternating(SHORT))
 def test_dynamodb(check: Check[GuardHarness], colour: Colour, dynamo_server: DynamoServer) -> None:
     on(dynamo_server, check, colour)

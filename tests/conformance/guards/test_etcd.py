@@ -9,7 +9,7 @@ from tests.cell_harness import CellHarness
 BACKEND = "etcd"
 
 
-# proves guard etcd: many-names, audit-local, cooperative
+# proves guard etcd: many-names, audit-lags, cooperative
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)
 def test_etcd(check: Check[GuardHarness], colour: Colour, etcd_url: str) -> None:

@@ -52,7 +52,7 @@ class Harness:
         self._top.cleanup()
 
 
-# proves guard file: audit-local, mode-lag
+# proves guard file: audit-lags, mode-lag
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)
 def test_files(check: Check[GuardHarness], colour: Colour) -> None:

@@ -42,7 +42,7 @@ class Harness:
         return
 
 
-# proves guard memory: one-process, mandatory, many-names, audit-local
+# proves guard memory: one-process, mandatory, many-names, audit-lags
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)
 def test_memory(check: Check[GuardHarness], colour: Colour) -> None:

@@ -83,7 +83,7 @@ class Harness:
         return
 
 
-# proves guard s3: audit-local, mode-lag, cooperative
+# proves guard s3: audit-lags, mode-lag, cooperative
 @pytest.mark.parametrize(("check", "colour"), alternating(GUARD_CHECKS))
 def test_objects(check: Check[GuardHarness], colour: Colour, seaweed_server: SeaweedServer) -> None:
     run(check, lambda runtime: Harness(runtime, seaweed_server), colour)

@@ -9,7 +9,7 @@ from tests.cell_harness import CellHarness
 BACKEND = "zookeeper"
 
 
-# proves guard zookeeper: many-names, audit-local, cooperative
+# proves guard zookeeper: many-names, audit-lags, cooperative
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)
 def test_zookeeper(check: Check[GuardHarness], colour: Colour, zookeeper_url: str) -> None:

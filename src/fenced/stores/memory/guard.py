@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from fenced.guards.cellguard import CellGuard
 from fenced.guards.cells import CONFIG, Swapped
-from fenced.guards.guardedcells import AUDIT_LOCAL
 from fenced.guards.options import options_in
+from fenced.guards.remembered import AUDIT_LAGS
 from fenced.runtime.blocking import BlockingRuntime
 from fenced.values.contracts import MANY_NAMES, Runtime, Trait
 from fenced.values.decision import Rule
@@ -63,7 +63,7 @@ class MemoryValues(CellGuard):
         ),
         Trait("mandatory", "Every write goes through the guard; there is no other door."),
         MANY_NAMES,
-        AUDIT_LOCAL,
+        AUDIT_LAGS,
     )
     kind = "a memory guard"
     remembers = True  # not for speed: the reference guard goes the same way as those over a network

@@ -27,12 +27,12 @@ from fenced.errors import (
 from fenced.guards.boto import BotoAnswer, BotoClient, answer_in
 from fenced.guards.cellguard import CellGuard
 from fenced.guards.cells import Swapped
-from fenced.guards.guardedcells import AUDIT_LOCAL
+from fenced.guards.remembered import AUDIT_LAGS
 from fenced.values.contracts import MANY_NAMES, MODE_LAG, Runtime, Trait
 
 TRAITS = (
     MANY_NAMES,
-    AUDIT_LOCAL,
+    AUDIT_LAGS,
     MODE_LAG,
     Trait("conditions-proven", "A table service that ignores conditions is refused when it is opened."),
     Trait(

@@ -10,8 +10,8 @@ from typing import Any
 from fenced.errors import Conflict, Indeterminate, LeaseLost, Unavailable, Unsupported
 from fenced.guards.cellguard import CellGuard
 from fenced.guards.cells import Swapped
-from fenced.guards.guardedcells import AUDIT_LOCAL
 from fenced.guards.options import split_options
+from fenced.guards.remembered import AUDIT_LAGS
 from fenced.runtime import forking
 from fenced.stores.etcd.address import EtcdAddress
 from fenced.stores.etcd.claimkeys import claimed_by, still_claimed
@@ -36,7 +36,7 @@ from fenced.values.model import check_name
 ROOT = "fenced-guard/"
 TRAITS = (
     MANY_NAMES,
-    AUDIT_LOCAL,
+    AUDIT_LAGS,
     Trait(
         "one-transaction",
         "Marks, configuration and writes are compared and written in one etcd transaction: a mode binds at once.",

@@ -293,6 +293,10 @@ class _FileMarks(CellGuard):
     traits = TRAITS
     kind = "a guard over files"
 
+    def cells_of_decisions(self) -> FileCells:
+        assert isinstance(self.cells, FileCells)
+        return FileCells(self.cells.folder, self._runtime)
+
     async def write_step(self, stamp: Stamp | None, name: str, operation: str) -> None:
         await self._operate(stamp, {name: None}, operation=operation)
 

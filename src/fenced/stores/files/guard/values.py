@@ -10,8 +10,8 @@ from urllib.parse import unquote, urlsplit
 from fenced.errors import FencedError, Indeterminate, Misuse, redacted, shown
 from fenced.guards.cellguard import CellGuard
 from fenced.guards.cells import CONFIG, Swapped
-from fenced.guards.guardedcells import AUDIT_LOCAL
 from fenced.guards.options import options_in
+from fenced.guards.remembered import AUDIT_LAGS
 from fenced.stores.files.guard import disk
 from fenced.stores.files.guard.disk import translating
 from fenced.stores.files.guard.folder import GuardedFolder
@@ -19,7 +19,7 @@ from fenced.stores.files.guard.locked import LockedName, Marked, file_of, value_
 from fenced.values.contracts import MODE_LAG, Runtime, Trait
 
 TRAITS = (
-    AUDIT_LOCAL,
+    AUDIT_LAGS,
     MODE_LAG,
     Trait("one-machine", "For the processes of one machine: a network file system is refused."),
     Trait("synced-writes", "Contents and mark are on the disk before a write returns."),

@@ -10,13 +10,13 @@ from urllib.parse import quote, unquote
 from fenced.errors import FencedError, Indeterminate, Misconfigured
 from fenced.guards.cellguard import CellGuard
 from fenced.guards.cells import CONFIG, Cell, Config, Swapped, key_of
-from fenced.guards.guardedcells import AUDIT_LOCAL
+from fenced.guards.remembered import AUDIT_LAGS
 from fenced.stores.objects.guard.buckets import Bucket
 from fenced.values.contracts import MODE_LAG, Trait
 from fenced.values.model import Credential
 
 TRAITS = (
-    AUDIT_LOCAL,
+    AUDIT_LAGS,
     MODE_LAG,
     Trait("token-in-body", "Mark and operation are in the body, so no two versions have the same ETag."),
     Trait("deletes-leave-a-mark", "A deleted object leaves a small one that keeps its mark."),

@@ -9,8 +9,8 @@ from urllib.parse import quote, unquote
 from fenced.errors import FencedError, Misconfigured, Unavailable, Unsupported
 from fenced.guards.cellguard import CellGuard
 from fenced.guards.cells import CONFIG, ManyCells, Swapped
-from fenced.guards.guardedcells import AUDIT_LOCAL
 from fenced.guards.options import split_options
+from fenced.guards.remembered import AUDIT_LAGS
 from fenced.stores.zookeeper.address import ZooKeeperAddress
 from fenced.stores.zookeeper.wire import jute
 from fenced.stores.zookeeper.wire.client import ZooKeeperClient
@@ -20,7 +20,7 @@ NODE_BYTES_MAX = 1_000_000
 """A longer request is answered by an end of the connection, which looks like a lost reply."""
 TRAITS = (
     MANY_NAMES,
-    AUDIT_LOCAL,
+    AUDIT_LAGS,
     Trait(
         "one-multi",
         "Marks, configuration and writes are checked and written in one multi: a mode binds at once.",
