@@ -41,7 +41,7 @@ class Timed(BlockingRuntime):
     def now(self) -> float:
         return self.at
 
-    def spawn(self, work: object, name: str) -> Task:  # type: ignore[override]
+    def spawn(self, work: object, name: str) -> Task:
         self.spawned.append(name)
         return super().spawn(_nothing, name)
 

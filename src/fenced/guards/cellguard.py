@@ -267,9 +267,9 @@ class CellGuard(GuardedCells):
         return None if this.changes or this.current else _Trust.CONFIG
 
     async def _decided(self, this: _Try, stamp: Stamp | None) -> dict[str, Cell]:
-        if this.notes:
-            for note in this.notes:
-                self.decisions.note(note)
+        for note in this.notes:
+            self.decisions.note(note)
+        if self.decisions.dirty:
             await self.decisions.write()
         if events.is_observed():
             rose = [(n, this.found[n][1].mark, this.after[n].mark) for n in this.changes]

@@ -69,14 +69,20 @@ class GuardedCells:
         rule: Rule | None = None,
         mode: str = "enforce",
         clock: Callable[[], float] = time.time,
+        own_client: bool = False,
     ) -> None:
-        """`rule`: of a guard that is made here; Misconfigured if the one that is there has another. None: any."""
+        """`rule`: of a guard that is made here; Misconfigured if the one that is there has another. None: any.
+
+        `own_client`: the connections belong to the program, which may close them at any time.
+        """
         if rule is not None:
             check_rule(rule)
         self.url = url
         self.cells = cells
         self._runtime = runtime
-        self.decisions = RememberedDecisions(self.cells_of_decisions(), runtime, clock, url)
+        self.decisions = RememberedDecisions(
+            self.cells_of_decisions(), runtime, clock, url, alone=not own_client
+        )
         self._asked = rule
         self._first = Config(rule or DEFAULT_RULE, {"*": str(Mode.parse(mode))})
         self._clock = clock

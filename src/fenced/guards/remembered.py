@@ -2,11 +2,13 @@
 
 Each guard object has one cell of its own, which it alone writes: a refusal contends with nobody. It is written after an
 operation that was refused or let through, at most once a second: by that operation, or if the last write is younger, by
-a task that waits for the rest of the second. Cells are found in a directory, without a look at the marks.
+a task that waits for the rest of the second; over a client that belongs to the program, by its next operation.
+Cells are found in a directory, without a look at the marks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import Counter, deque
@@ -39,7 +41,7 @@ Kind = tuple[str, str, str]
 """Verdict, ruling and mode."""
 
 
-class Kept(NamedTuple):
+class DecisionsKept(NamedTuple):
     """The contents of a cell: how many decisions of each kind, the newest records, and when it was written."""
 
     counts: Counter[Kind]
@@ -50,7 +52,7 @@ class Kept(NamedTuple):
         return json.dumps([[[*kind, n] for kind, n in self.counts.items()], self.records, self.at]).encode()
 
     @classmethod
-    def unpacked(cls, value: bytes | None) -> Kept:
+    def unpacked(cls, value: bytes | None) -> DecisionsKept:
         try:
             counts, records, at = json.loads(value or b"[[], [], 0]")
             return cls(Counter({(v, r, m): n for v, r, m, n in counts}), records, at)
@@ -61,7 +63,11 @@ class Kept(NamedTuple):
 class RememberedDecisions:
     """The decisions of one guard object, and those that it finds of others."""
 
-    def __init__(self, cells: Cells, runtime: Runtime, clock: Callable[[], float], url: str) -> None:
+    def __init__(
+        self, cells: Cells, runtime: Runtime, clock: Callable[[], float], url: str, *, alone: bool = True
+    ) -> None:
+        """`alone`: nobody else closes the connections, so a task may write. Else a later operation does."""
+        self._alone = alone
         self._cells = cells
         self._runtime = runtime
         self._clock = clock
@@ -74,7 +80,7 @@ class RememberedDecisions:
         """How many of the newest records the own cell does not have."""
         self._name: str | None = None
         self._seen: tuple[Any, Cell] | None = None
-        self._dirty = False
+        self.dirty = False
         self._at = float("-inf")
         self._later: Task | None = None
         self._closing = runtime.wakeup()
@@ -87,7 +93,7 @@ class RememberedDecisions:
         if decision.ruling is not Ruling.COUNT:
             self._records.append(_row(decision))
             self._unwritten = min(self._unwritten + 1, RECORDS_KEPT)
-        self._dirty = True
+        self.dirty = True
 
     def _forked(self) -> None:
         """In a forked child, which has none of the parent's tasks. The cell, and what it counts, are the parent's."""
@@ -97,11 +103,11 @@ class RememberedDecisions:
 
     async def write(self) -> None:
         """Write the own cell now, or in the rest of the second since it was last written."""
-        if not self._dirty:
+        if not self.dirty:
             return
         if self._runtime.now() - self._at >= EVERY_SECONDS:
             await self._write_now()
-        elif self._later is None:
+        elif self._alone and self._later is None:
             # Two threads that come here at once start two tasks: the second one finds nothing to write.
             self._later = self._runtime.spawn(self._wait, "fenced-decisions")
 
@@ -111,7 +117,9 @@ class RememberedDecisions:
         finally:
             # Before the write: what is noted from here on starts another task, or is in this write.
             self._later = None
-        await self._write_now()
+        # A program may have closed its own client meanwhile, whose errors are not ours.
+        with contextlib.suppress(Exception):
+            await self._write_now()
 
     async def close(self) -> None:
         """Write what is left."""
@@ -122,14 +130,17 @@ class RememberedDecisions:
 
     async def _write_now(self) -> None:
         """A store that fails is asked again with the next decision: what was decided does not depend on it."""
-        if not self._dirty or self._process != os.getpid():
+        if not self.dirty or self._process != os.getpid():
             return
         # Before anything is awaited: another task or thread that comes meanwhile finds that this second has its write.
-        self._at, self._dirty = self._runtime.now(), False
+        self._at, self.dirty = self._runtime.now(), False
         try:
             await self._write()
         except FencedError:
-            self._seen, self._dirty = None, True
+            self._seen, self.dirty = None, True
+        except BaseException:
+            self._seen, self.dirty = None, True
+            raise
 
     async def _write(self) -> None:
         if self._name is None:
@@ -147,14 +158,14 @@ class RememberedDecisions:
             self._counts -= self._written
             for _ in range(len(self._records) - self._unwritten):
                 self._records.popleft()
-            self._name, self._seen, self._dirty, self._written = None, None, True, Counter()
+            self._name, self._seen, self.dirty, self._written = None, None, True, Counter()
             return
         counts, unwritten = Counter(self._counts), self._unwritten
-        kept = Kept(counts, list(self._records), self._clock())
+        kept = DecisionsKept(counts, list(self._records), self._clock())
         new = cell.changed(self._runtime.secret(), None, kept.packed())
         swapped = await self._cells.swap([(key_of(self._name), version, new.packed())])
         if swapped.versions is None:  # another thread of this object, or an operator
-            self._seen, self._dirty = None, True
+            self._seen, self.dirty = None, True
         else:
             self._seen, self._written = (swapped.versions[0], new), counts
             self._unwritten -= unwritten
@@ -165,7 +176,7 @@ class RememberedDecisions:
         counts, records = folded.counts + self._counts, [*folded.records, *self._records]
         for name in listed:
             if name != self._name:
-                kept = Kept.unpacked((await self._cell(name))[1].value)
+                kept = DecisionsKept.unpacked((await self._cell(name))[1].value)
                 counts += kept.counts
                 records += kept.records
         return counts, sorted((self._decision(row) for row in records), key=lambda decision: decision.at)
@@ -175,7 +186,7 @@ class RememberedDecisions:
         folded = 0
         for name in _directory((await self._cell(AUDIT))[1])[0]:
             version, cell = await self._cell(name)
-            kept = Kept.unpacked(cell.value)
+            kept = DecisionsKept.unpacked(cell.value)
             if name != self._name and self._clock() - kept.at >= idle:
                 # The directory first: from then on nobody counts the cell, so nothing is counted twice. Its owner
                 # finds it empty at its next write.
@@ -186,7 +197,7 @@ class RememberedDecisions:
                 folded += 1
         return folded
 
-    async def _list(self, name: str, folded: Kept | None = None) -> None:
+    async def _list(self, name: str, folded: DecisionsKept | None = None) -> None:
         """Put a cell on the directory; or take it off, and add what it had."""
         for _ in range(TRIES):
             version, cell = await self._cell(AUDIT)
@@ -194,7 +205,7 @@ class RememberedDecisions:
             if folded is not None:
                 names = [each for each in names if each != name]
                 rows = sorted([*before.records, *folded.records], key=itemgetter(0))[-RECORDS_KEPT:]
-                before = Kept(before.counts + folded.counts, rows, self._clock())
+                before = DecisionsKept(before.counts + folded.counts, rows, self._clock())
             elif name not in names:
                 names = [*names, name]
             new = cell.changed(
@@ -223,6 +234,6 @@ def _row(decision: Decision) -> list[Any]:
     return [decision.at.timestamp(), decision.name, decision.stamp, *mark, *words]
 
 
-def _directory(cell: Cell) -> tuple[list[str], Kept]:
+def _directory(cell: Cell) -> tuple[list[str], DecisionsKept]:
     names, folded = json.loads(cell.value or b'[[], "[[], [], 0]"]')
-    return names, Kept.unpacked(folded.encode())
+    return names, DecisionsKept.unpacked(folded.encode())

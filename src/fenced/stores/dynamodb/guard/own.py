@@ -126,7 +126,9 @@ class _OnDynamo(ClientGuard[_Marks]):
         runtime, table, below = self._new_runtime(), self._table, self._below
         boto = BotoClient(weakref.proxy(client), runtime, "AsyncDynamoGuard")
         cells = DynamoCells(boto, table, below, runtime)
-        return _Marks(cells, runtime, f"dynamodb://{table}/{below}", rule=self._rule, mode=self._mode)
+        return _Marks(
+            cells, runtime, f"dynamodb://{table}/{below}", rule=self._rule, mode=self._mode, own_client=True
+        )
 
 
 class AsyncDynamoGuard(_OnDynamo):

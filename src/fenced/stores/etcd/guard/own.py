@@ -218,7 +218,7 @@ class _OnEtcd(ClientGuard[_EtcdMarks]):
             )
         cells = EtcdCells(client._wire, client._runtime, self._prefix)
         address = f"{client._url}?prefix={self._prefix}"
-        return _EtcdMarks(cells, client._runtime, address, rule=self._rule, mode=self._mode)
+        return _EtcdMarks(cells, client._runtime, address, rule=self._rule, mode=self._mode, own_client=True)
 
 
 class AsyncEtcdGuard(_OnEtcd):

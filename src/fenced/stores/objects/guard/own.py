@@ -72,7 +72,9 @@ class _OnObjects(ClientGuard[GuardedObjects]):
                 f"not {shown(client)}"
             )
         address = f"s3://{bucket}/{below}" if bucket else f"{type(client).__name__}/{below}"
-        marks = ObjectMarks(ObjectCells(here), runtime, address, rule=self._rule, mode=self._mode)
+        marks = ObjectMarks(
+            ObjectCells(here), runtime, address, rule=self._rule, mode=self._mode, own_client=True
+        )
         return GuardedObjects(marks, here, runtime)
 
 

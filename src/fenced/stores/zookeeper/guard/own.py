@@ -74,7 +74,9 @@ class ZooKeeperGuard(ClientGuard["_KazooMarks"]):
         if not hasattr(client, "ensure_path"):
             raise Misuse(f"give the guard a kazoo client that is started, not {shown(client)}")
         cells = KazooCells(weakref.proxy(client), self._paths)
-        return _KazooMarks(cells, BlockingRuntime(), "zookeeper:kazoo", rule=self._rule, mode=self._mode)
+        return _KazooMarks(
+            cells, BlockingRuntime(), "zookeeper:kazoo", rule=self._rule, mode=self._mode, own_client=True
+        )
 
 
 def _committed_by_the_guard(*_: object) -> None:
