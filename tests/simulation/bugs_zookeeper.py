@@ -71,7 +71,8 @@ class AnyMemberConfirms(ZooKeeperSession):
         read = jute.get_data("/")
         asked = [request if request[:4] != jute.sync("")[:4] else read for request in requests]
         replies = await super().exchange(*asked, until=until)
-        self.confirmed = max(self.confirmed, sent)
+        if self._wire is not None:
+            self._confirm(self._wire, sent)
         return replies
 
 

@@ -38,6 +38,7 @@ STRONG = (
 FOUND_IN = {
     "AnnouncingDoesNothing": 7,
     "AnsweredBeforeTheSync": 37,
+    "AnyMemberConfirms": 40,
     "BrokenMeansNothingHappened": 6,
     "DeadlineFromTheReply_etcd": 18,
     "KeptNamesAreFreed": 10,
