@@ -38,6 +38,8 @@ COMMANDS = {
     "serve": ("fenced.cli.serve:serve", "Serve leases over HTTP, for programs in any language."),
     "proxy": ("fenced.cli.proxy:proxy", "Put an HTTP service behind a fence, without a change to it."),
     "doctor": ("fenced.cli.doctor:doctor", "Say whether an authority and its guards are safe together."),
+    "audit": ("fenced.cli.audit:audit", "Show what guards have refused or let through."),
+    "explain": ("fenced.cli.explain:explain", "Say what happened to a name."),
     "tune": ("fenced.cli.tune:tune", "Choose a ttl by the pauses of your machines."),
     "exporter": ("fenced.cli.exporter:exporter", "Show Prometheus what guards and authorities know."),
     "alerts": ("fenced.cli.alerts:alerts", "Print alerts for Prometheus, and a dashboard."),

@@ -131,6 +131,9 @@ class MemoryRows:
     def queue(self, name: str) -> list[AttemptRow]:
         return [self._attempts[public] for _, public in self._queues.get(name, ())]
 
+    def naming(self, name: str) -> list[AttemptRow]:
+        return [row for row in self._attempts.values() if name in row.names]
+
     def names(self, after: str, limit: int) -> list[str]:
         """In the order of their code points, which is that of their bytes.
 

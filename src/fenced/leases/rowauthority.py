@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TypeVar
 
+from fenced.leases.past import past
 from fenced.leases.rows import AttemptRow, LeaseAlgorithm
+from fenced.runtime import clocks
 from fenced.values.model import (
     Ask,
     AskAnswer,
@@ -17,6 +19,7 @@ from fenced.values.model import (
     check_name,
     grant_id,
 )
+from fenced.values.past import PastLease
 
 T = TypeVar("T")
 Work = Callable[[LeaseAlgorithm], tuple[T, Sequence[AttemptRow]]]
@@ -62,6 +65,12 @@ class RowAuthority:
     async def observe(self, name: str, until: float | None = None) -> NameView:
         name = check_name(name)
         return await self._transact(lambda algorithm: (algorithm.observe(name), ()), until, Kind.READS)
+
+    async def past(self, name: str, until: float | None = None) -> list[PastLease]:
+        name = check_name(name)
+        return await self._transact(
+            lambda algorithm: (past(algorithm, name, clocks.wall_time()), ()), until, Kind.READS
+        )
 
     async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
         name = check_name(name)

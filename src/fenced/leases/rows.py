@@ -165,6 +165,9 @@ class Rows(Protocol):
     def queue(self, name: str) -> Sequence[AttemptRow]:
         """All attempts in the queue, in the order of their tickets."""
 
+    def naming(self, name: str) -> Iterable[AttemptRow]:
+        """All attempts at a name that are not forgotten, in any order."""
+
     def names(self, after: str, limit: int) -> Sequence[str]:
         """Names greater than `after` that have a claim or a queue, in byte order."""
 
@@ -255,7 +258,7 @@ class LeaseAlgorithm:
 
     def _wait(self, row: AttemptRow, free_at: int, ahead: int, claims: Sequence[AttemptRow]) -> Waiting:
         expires = self.now + min(row.ttl, _WAITER_TTL_MAX)
-        self.rows.put(row._replace(expires=expires, forget=expires + _remember(row.ttl)))
+        self.rows.put(row._replace(expires=expires, forget=expires + remember(row.ttl)))
         return Waiting((free_at - self.now) / NS, ahead, self._holding(claims))
 
     def _grant(
@@ -274,7 +277,7 @@ class LeaseAlgorithm:
             if claim.state != "released":
                 self._expire(claim)
         namespace, expires = self.rows.namespace, self.now + ttl
-        forget = expires + delay + _remember(ttl)
+        forget = expires + delay + remember(ttl)
         self.rows.grant(
             new_row(
                 (public, namespace, "granted", names, ttl, delay, ticket, token, expires, forget, "", holder)
@@ -287,7 +290,7 @@ class LeaseAlgorithm:
     def _expire(self, row: AttemptRow) -> None:
         """Record that it expired. Its claims stay until somebody else is granted them: they enforce its lock_delay."""
         over = max(self.now, row.free_at())
-        self.rows.update((row.id,), "expired", row.expires, over + _remember(row.ttl))
+        self.rows.update((row.id,), "expired", row.expires, over + remember(row.ttl))
         if row.state == "waiting":
             self.rows.dequeue(row)
 
@@ -310,7 +313,7 @@ class LeaseAlgorithm:
     def _extend(self, ids: Sequence[str], state: str, ttl: int, delay: int) -> None:
         held = state == "granted"
         expires = self.now + (ttl if held else min(ttl, _WAITER_TTL_MAX))
-        self.rows.update(ids, state, expires, expires + (delay if held else 0) + _remember(ttl))
+        self.rows.update(ids, state, expires, expires + (delay if held else 0) + remember(ttl))
 
     def _renewed(self, row: AttemptRow | None) -> RenewAnswer:
         """The answer for a row as it was before it was extended."""
@@ -335,7 +338,7 @@ class LeaseAlgorithm:
         row = self.rows.attempt(public)
         if row is not None:
             return self._finish(row, "withdrawn")
-        forget, nobody = self.now + _remember(0), holder_text(NOBODY)
+        forget, nobody = self.now + remember(0), holder_text(NOBODY)
         self.rows.put(
             AttemptRow(public, self.rows.namespace, "withdrawn", "[]", 0, 0, 0, 0, 0, forget, "", nobody)
         )
@@ -353,13 +356,13 @@ class LeaseAlgorithm:
             return Ended("expired"), []
         if keep and row.state == "granted":
             free_at = self.now + keep
-            self.rows.update((row.id,), state, free_at - row.lock_delay, free_at + _remember(row.ttl))
+            self.rows.update((row.id,), state, free_at - row.lock_delay, free_at + remember(row.ttl))
             return _RELEASED, self._heads(row)  # they ask again, and learn when the names are free
         return _RELEASED, self._free(row, state)
 
     def _free(self, row: AttemptRow, state: str) -> list[AttemptRow]:
         """End it, and free its names. Returns the first living waiter of each."""
-        self.rows.end(row, state, self.now + _remember(row.ttl))
+        self.rows.end(row, state, self.now + remember(row.ttl))
         if row.state == "waiting":
             self.rows.dequeue(row)
         return self._heads(row)
@@ -428,6 +431,6 @@ class LeaseAlgorithm:
         return HeldBy(holder_from(claim.holder), claim.token, claim.id, (claim.expires - self.now) / NS)
 
 
-def _remember(ttl: int) -> int:
+def remember(ttl: int) -> int:
     """How long an ended attempt is remembered: `timing.remember_for` in nanoseconds."""
     return max(_REMEMBER_MIN, 4 * ttl)

@@ -25,6 +25,7 @@ from fenced.values.model import (
     Waiter,
     Waiting,
 )
+from fenced.values.past import PastLease
 
 
 def asked(text: str, ttl: float) -> AskAnswer:
@@ -78,6 +79,13 @@ def viewed(text: str) -> NameView:
     if not live:
         return NameView(found["name"], None, (), None, float(free_in), waiters)
     return NameView(found["name"], _held_by(claim), tuple(names), float(ttl), float(free_in), waiters)
+
+
+def remembered(text: str) -> list[PastLease]:
+    return [
+        PastLease(tuple(names), holder_from(holder), *rest)
+        for names, holder, *rest in (json.loads(text) if text else ())
+    ]
 
 
 def _held_by(found: list[Any]) -> HeldBy:

@@ -32,6 +32,7 @@ from fenced.values.model import (
     check_name,
     grant_id,
 )
+from fenced.values.past import PastLease
 from fenced.values.schema import V0_1, Installed, Schema, check_readable
 
 _UPGRADE = "run `fenced authority install` as the role that owns the schema fenced, or that may create it"
@@ -362,6 +363,11 @@ class PostgresqlAuthority:
     async def observe(self, name: str, until: float | None = None) -> NameView:
         ((text,),) = await self._run("look", self._namespace, check_name(name).encode(), until=until)
         return answers.viewed(_text(text))
+
+    async def past(self, name: str, until: float | None = None) -> list[PastLease]:
+        named = check_name(name).encode()
+        ((text,),) = await self._run("past", self._namespace, named, _PLACE, _REMEMBER, until=until)
+        return answers.remembered(_text(text))
 
     async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
         ((minted,),) = await self._run(

@@ -43,3 +43,6 @@ SELECT fenced.survey($1, $2, $3);
 
 -- look: One name.
 SELECT fenced.look($1, $2);
+
+-- past: Attempts at a name that are not forgotten.
+SELECT fenced.past($1, $2, $3, $4);

@@ -35,6 +35,10 @@ SELECT a.id, a.namespace, a.state, a.names, a.ttl, a.lock_delay, a.ticket, a.tok
 FROM claim c JOIN attempt a ON a.id = c.attempt
 WHERE c.namespace = ? AND c.name = ?;
 
+-- naming: All attempts at a name that are not forgotten.
+SELECT id, namespace, state, names, ttl, lock_delay, ticket, token, expires, forget, wake, holder FROM attempt
+WHERE namespace = ? AND EXISTS (SELECT 1 FROM json_each(names) WHERE value = ?);
+
 -- take: Record this attempt as the holder of a name.
 INSERT INTO claim (namespace, name, attempt) VALUES (?, ?, ?)
 ON CONFLICT (namespace, name) DO UPDATE SET attempt = excluded.attempt;

@@ -105,6 +105,9 @@ class SqliteRows:
     def queue(self, name: str) -> list[AttemptRow]:
         return self._all(SQL["queue"], (self.namespace, name))
 
+    def naming(self, name: str) -> list[AttemptRow]:
+        return self._all(SQL["naming"], (self.namespace, name))
+
     def names(self, after: str, limit: int) -> list[str]:
         page = {"namespace": self.namespace, "after": after, "limit": limit}
         return [row[0] for row in self._db.execute(SQL["names"], page)]

@@ -35,3 +35,17 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
           AND a.state = 'waiting' AND a.expires > clock_timestamp()))
     ORDER BY n.name LIMIT p_limit) AS found
 $$;
+
+-- Attempts at a name that are not forgotten, as JSON: who, token, state, and when. An end by the holder or an operator is known
+-- by when the row may be forgotten; a release that keeps the name has overwritten both times.
+CREATE OR REPLACE FUNCTION fenced.past(p_namespace integer, p_name text, p_place interval, p_remember interval) RETURNS text
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT json_agg(json_build_array(a.names, a.holder, replace(a.id::text, '-', ''), a.token, a.state, extract(epoch FROM a.ttl),
+    CASE WHEN NOT kept THEN extract(epoch FROM a.expires - CASE WHEN a.token > 0 THEN a.ttl ELSE least(a.ttl, p_place) END) END,
+    CASE WHEN NOT kept THEN extract(epoch FROM CASE WHEN a.state IN ('granted', 'waiting', 'expired') THEN a.expires ELSE ended END) END
+  ) ORDER BY a.token, a.ticket)::text
+  FROM fenced.attempt a
+  CROSS JOIN LATERAL (SELECT a.forget - greatest(p_remember, 4 * a.ttl)) AS e (ended)
+  CROSS JOIN LATERAL (SELECT a.state = 'released' AND e.ended = a.expires + a.lock_delay) AS k (kept)
+  WHERE a.namespace = p_namespace AND p_name = ANY (a.names)
+$$;
