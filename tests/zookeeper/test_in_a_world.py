@@ -312,7 +312,7 @@ def test_a_withdrawn_ask_leaves_no_lock_delay() -> None:
     assert isinstance(stage.play(two, two.ask(Ask("c" * 32, ("other",), 30.0, HOLDER, False))), Granted)
 
 
-def test_what_was_told_to_have_expired_stays_over() -> None:
+def test_an_attempt_told_to_have_expired_stays_over() -> None:
     """A leader that a majority no longer follows expires a session, says so, and fails. The session lives on."""
     stage = Stage(1)
     one = stage.client("one", url="zookeeper://leader,later")
