@@ -32,8 +32,17 @@ YOUNGER: dict[str, tuple[str, ...]] = {
         *("metrics", "monitoring", "core/asked.py", "client/operated.py", "cli/alerts.py", "cli/exporter.py"),
     ),
     "diagnosis": (
-        *("diagnosis", "pauses.py", "cli/doctor.py", "cli/tune.py", "client/reaching.py"),
-        "stores/redis/guard/strays.py",
+        *("diagnosis", "pauses.py", "client/reaching.py", "leases/past.py", "values/past.py"),
+        *("cli/doctor.py", "cli/tune.py", "cli/audit.py", "cli/explain.py", "stores/redis/guard/strays.py"),
+    ),
+    "recipes, and tokens of other locks": ("recipes", "values/foreign.py"),
+    "a drill for every failure": (
+        *(
+            f"drills/{file}.py"
+            for file in "bound catalog declared every garbage java network outside own".split()
+        ),
+        *(f"drills/{file}.py" for file in "pauses play programs runner summary tokens".split()),
+        *("testing/late.py", "testing/plugin.py"),
     ),
     "gate of an app, watchdog": ("http/serving.py", "runtime/supervised.py"),
 }
