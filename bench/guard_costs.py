@@ -51,14 +51,14 @@ class Case:
 
 LEVELS = psycopg.IsolationLevel
 CASES = (
-    Case("admitted", 1.6, 1.5),
+    Case("admitted", 1.4, 1.5),
     Case("admitted, REPEATABLE READ", 2.0, 1.5, isolation=LEVELS.REPEATABLE_READ),
     Case("admitted, SERIALIZABLE", 2.0, 1.5, isolation=LEVELS.SERIALIZABLE),
-    Case("admitted, rule once, a new token each", 4.0, 2.0, stamp="new", rule="once"),
-    Case("admitted, rule sequenced", 4.0, 2.0, rule="sequenced"),
+    Case("admitted, rule once, a new token each", 2.5, 2.0, stamp="new", rule="once"),
+    Case("admitted, rule sequenced", 2.5, 2.0, rule="sequenced"),
     Case("admitted, a name with a space", 2.0, 1.5, template="shops of one/{shop}"),
     Case("admitted, two leases", 2.0, 1.5, stamp="two"),
-    Case("admitted, a new token each", 4.0, 2.0, stamp="new"),
+    Case("admitted, a new token each", 2.5, 2.0, stamp="new"),
     Case("admitted, in observe", 1.6, 1.5, mode="observe"),
     Case("without a stamp, observe", 1.5, 2.0, "none", "observe", template="orders/{id}"),
     Case("without a stamp, shadow", 1.5, 2.0, "none", "shadow", template="orders/{id}"),

@@ -149,7 +149,10 @@ BUGS = (
         "40P01",
         (("two names the other way round, and somebody in the middle of one", READ_COMMITTED),),
         {
-            "announce_each": (('    ORDER BY n.name COLLATE "C"\n', "    ORDER BY s.i\n"),),
+            "announce_general": (
+                ('array_agg(n.name ORDER BY n.name COLLATE "C")', "array_agg(n.name ORDER BY u.i)"),
+                ('array_agg(u.i ORDER BY n.name COLLATE "C")', "array_agg(u.i ORDER BY u.i)"),
+            ),
         },
     ),
     Bug(
@@ -171,7 +174,7 @@ BUGS = (
             "announce_by_lease_rows": (
                 ("      RAISE EXCEPTION USING ERRCODE = 'ZF011';\n", "      RETURN false;\n"),
                 (
-                    "        AND (NOT fenced_guard.has_successor(l.grant_id) OR",
+                    "        AND (fenced_guard.locker_has_ended(t.xmax) OR",
                     "        AND (true OR",
                 ),  # else only a race within a statement
             )
@@ -193,16 +196,10 @@ BUGS = (
         "the mark",
         (("old and new, shadow, and the mark is the new holder's", READ_COMMITTED),),
         {
-            "announce_each": (
+            "announce_general": (
                 (
-                    "(w.stamp).text, v_verdict);\n",
-                    "(w.stamp).text, v_verdict);\n        UPDATE fenced_guard.mark SET token = (w.stamp).token;\n",
-                ),
-            ),
-            "let_stale_through": (
-                (
-                    "  RETURN true;\n",
-                    "  UPDATE fenced_guard.mark SET token = split_part(p_stamp, ':', 3)::bigint;\n  RETURN true;\n",
+                    "v_mode.refuses, v_mode.requires);\n",
+                    "v_mode.refuses, v_mode.requires);\n        UPDATE fenced_guard.mark SET token = s.token;\n",
                 ),
             ),
         },
@@ -225,9 +222,11 @@ BUGS = (
         "I3",
         (("an epoch, and its name not announced", READ_COMMITTED),),
         {
-            "announce_each": (
-                (" AND fenced_guard.all_marks_are_ours(v_stamps[i])));", "));"),
-                ("\n      WHERE v_counts[i] = cardinality(v_stamps[i].names)", ""),
+            "announce_general": (
+                (
+                    "v_counts[i] = cardinality(s.names) AND (cardinality(v_texts) = 1 OR fenced_guard.all",
+                    "true OR (cardinality(v_texts) = 1 OR fenced_guard.all",
+                ),
             )
         },
     ),

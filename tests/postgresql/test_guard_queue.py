@@ -88,6 +88,7 @@ def test_a_taker_that_gives_up_leaves_the_holder_as_it_was(db: Db, connect: Call
     first, second, taker = connect(), connect(), connect()
     old = stamp(5, 1, ONE, TWO)
     write(db, old)
+    write(db, old)  # the second one makes the lease row
     taker.execute("SET lock_timeout = '50ms'")
     with ORDERS.transaction(first, old):
         with pytest.raises(fenced.Contended):
@@ -111,7 +112,28 @@ def test_grants_that_are_gone_leave_nothing(db: Db) -> None:
     write(db, stamp(6, 1, ONE), ONE)
     assert len(db.execute("SELECT FROM fenced_guard.turn").fetchall()) == 2, "the first one still has a mark"
     write(db, stamp(7, 1, ONE, TWO))
-    assert db.execute("SELECT grant_id FROM fenced_guard.turn").fetchall() == [(stamp(7).grant,)]
+    # The row of a name stays with its mark: a lease of one name uses it, whatever its grant.
+    kept = db.execute("SELECT grant_id FROM fenced_guard.turn ORDER BY 1").fetchall()
+    assert kept == [(f"/{ONE}",), (stamp(7).grant,)]
+    for _ in range(2):
+        write(db, stamp(8, 1, ONE))
+    write(db, stamp(9, 1, ONE))
+    db.execute("SELECT fenced_guard.reset(%s, 'gone')", [ONE])
+    db.execute("SELECT fenced_guard.reset(%s, 'gone')", [TWO])
+    db.execute("SELECT fenced_guard.tidy_up(10)")
+    for table in ("turn", "lease", "mark"):
+        assert db.execute(f"SELECT FROM fenced_guard.{table}".encode()).fetchall() == [], table
+
+
+def test_a_lease_that_the_functions_before_knew_gets_the_row_of_its_name(db: Db) -> None:
+    """They made the row under the grant. Without another one no successor of this lease could be seen."""
+    for _ in range(2):
+        write(db, stamp(5, 1, ONE))
+    db.execute("UPDATE fenced_guard.turn SET grant_id = %s", [stamp(5).grant])
+    write(db, stamp(5, 1, ONE))
+    assert (f"/{ONE}",) in db.execute("SELECT grant_id FROM fenced_guard.turn").fetchall()
+    write(db, stamp(6, 1, ONE))
+    assert db.execute("SELECT grant_id FROM fenced_guard.turn").fetchall() == [(f"/{ONE}",)]
 
 
 def test_a_lock_that_anybody_can_take_keeps_nobody_out(db: Db, connect: Callable[[], Db]) -> None:

@@ -191,7 +191,7 @@ def test_an_announcement_that_waits_is_of_the_authority_that_is_trusted_when_it_
 
 
 def test_a_planted_bug_believes_the_realm_of_before(db: Db, connect: Callable[[], Db]) -> None:
-    right = "    SELECT realm INTO v_realm FROM fenced_guard.trust;\n"
-    db.execute(changed(functions()["admit"], ((right, ""),), "the realm of before").encode())
+    right = " AND trust.realm = s.realm;\n"
+    db.execute(changed(functions()["admit"], ((right, ";\n"),), "the realm of before").encode())
     with pytest.raises(pytest.fail.Exception):
         test_an_announcement_that_waits_is_of_the_authority_that_is_trusted_when_it_goes_on(db, connect)

@@ -142,10 +142,10 @@ def test_a_successor_takes_a_name_over_on_every_version(server: PostgresqlServer
         assert guard.set_mode(db, "require") == ()
         wanted = "SELECT fenced_guard.has_successor(%s)"
         with psycopg.connect(url) as taker:
-            taker.execute("SELECT fenced_guard.lock_turn_rows(%s)", [[stamp(5).grant]])
-            assert db.execute(wanted, [stamp(5).grant]).fetchone() == (True,)
+            taker.execute("SELECT fenced_guard.lock_turn_rows(%s)", [["/t/1"]])
+            assert db.execute(wanted, ["/t/1"]).fetchone() == (True,)
             taker.rollback()
-        assert db.execute(wanted, [stamp(5).grant]).fetchone() == (False,)
+        assert db.execute(wanted, ["/t/1"]).fetchone() == (False,)
         old.execute("BEGIN")
         guard.announce_within(old, stamp(5, 2, "t/1"))
         with guard.transaction(db, stamp(6, 1, "t/1")) as tx:

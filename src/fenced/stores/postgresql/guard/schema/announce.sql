@@ -9,8 +9,8 @@ BEGIN
     fenced_guard.sendable(p_name), current_setting('transaction_isolation'));
 END $$;
 
--- Decide about one name: lock its mark, judge the stamp, raise the mark. `replaced` is the grant that had the mark before;
--- the caller must call `retire_lease_rows` for it.
+-- Decide about one name: lock its mark, judge the stamp, raise the mark. `replaced` is the grant that had the mark before, and
+-- empty if the name had none; it is NULL unless the mark was raised. The caller must call `retire_lease_rows` for it.
 --
 -- `p_step`:
 --   alone     an announcement in a separate transaction, which reads nothing
@@ -20,48 +20,61 @@ END $$;
 --             before it had the lock.
 -- `p_without_waiting`: called by `admit_without_waiting`, which has limited every wait to 1 ms and has checked the isolation
 -- level. Do not check it again, and do not lock turn rows.
+--
+-- The usual new token takes four statements: look, lock without waiting, lock `trust`, raise. A call that has no FROM is an
+-- assignment, because plpgsql evaluates that without the executor.
 CREATE OR REPLACE FUNCTION fenced_guard.admit(
   s fenced_guard.stamp, p_name text, p_rule text, p_step text, p_proof text, p_without_waiting boolean DEFAULT false,
   OUT verdict text, OUT replaced text
 )
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+  t record;                              -- what is trusted, and the mark as it was seen without a lock
   m fenced_guard.mark;
+  v_locked fenced_guard.mark;
   v record;
-  v_realm text;
-  v_proof boolean;
-  v_waits boolean;
-  v_operation xid8 := CASE WHEN p_step IN ('write', 'row') THEN pg_current_xact_id() END;
-  v_seq bigint := CASE WHEN p_step IN ('write', 'row') THEN coalesce(s.seq, 0) ELSE 0 END;
+  v_done boolean;
+  v_above boolean;                       -- whether the token is above the mark
+  v_writes boolean := p_step IN ('write', 'row');
+  v_operation xid8 := CASE WHEN v_writes THEN pg_current_xact_id() END;
+  v_seq bigint := CASE WHEN v_writes THEN coalesce(s.seq, 0) ELSE 0 END;
 BEGIN
-  SELECT realm, proof INTO v_realm, v_proof FROM fenced_guard.trust;
-  IF s.realm <> v_realm THEN
-    verdict := 'foreign';
-  ELSIF NOT p_name = ANY (s.names) THEN
-    verdict := 'uncovered';
-  END IF;
-  WHILE verdict IS NULL LOOP
-    SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name;
-    IF m.token = s.token AND p_rule = 'retry' AND NOT v_proof AND fenced_guard.carries_mark(p_name) THEN
+  LOOP
+    SELECT trust.realm, trust.proof, trust.floor, trust.max_jump, mark INTO t
+    FROM fenced_guard.trust LEFT JOIN fenced_guard.mark ON mark.name = p_name;
+    IF s.realm <> t.realm THEN
+      verdict := 'foreign';
+      RETURN;
+    ELSIF NOT p_name = ANY (s.names) THEN
+      verdict := 'uncovered';
+      RETURN;
+    END IF;
+    m := t.mark;
+    IF m.token = s.token AND p_rule = 'retry' AND NOT t.proof AND fenced_guard.carries_mark(p_name) THEN
       -- This transaction shares the lease row, which stands for the lock of this mark.
       verdict := CASE WHEN m.grant_id = s.grant_id THEN 'admit' ELSE 'reused' END;
       RETURN;
     ELSIF m.token = s.token AND p_rule = 'retry' AND (
       -- Do not overtake a successor, unless it waits for this transaction anyway.
-      NOT fenced_guard.has_successor(m.grant_id) OR fenced_guard.announced(p_name, fenced_guard.carried())
+      NOT fenced_guard.has_successor(fenced_guard.turn_of(s)) OR fenced_guard.announced(p_name, fenced_guard.carried())
     ) THEN
       SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR SHARE;
     ELSIF m.token <= s.token THEN  -- a mark above the stamp only rises, so a stale stamp needs no lock
-      v_waits := true;
-      IF m.token < s.token AND NOT p_without_waiting THEN
-        PERFORM fenced_guard.list_in_pg_locks(p_name, s.token);
-        PERFORM 1 FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE SKIP LOCKED;
-        IF NOT FOUND THEN  -- another transaction has locked it. A stamp that may not raise the mark must not make others queue behind it.
-          v_waits := fenced_guard.plausible(s, p_proof);
-          PERFORM fenced_guard.lock_turn_rows(ARRAY[m.grant_id]) WHERE v_waits;
-        END IF;
+      IF m.token < s.token THEN
+        v_done := pg_try_advisory_xact_lock_shared(hashtext(p_name), (s.token >> 31)::integer)
+          AND pg_try_advisory_xact_lock_shared(hashtext('/' || p_name), (s.token & 2147483647)::integer);
       END IF;
-      IF v_waits THEN
+      SELECT * INTO v_locked FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE SKIP LOCKED;
+      IF FOUND THEN
+        m := v_locked;
+      ELSE  -- another transaction has locked it. A stamp that may not raise the mark must not make others queue behind it.
+        IF m.token < s.token AND NOT p_without_waiting THEN
+          IF NOT fenced_guard.plausible(s, p_proof) THEN
+            verdict := 'forged';
+            RETURN;
+          END IF;
+          PERFORM fenced_guard.lock_turn_rows(ARRAY[m.grant_id, '/' || p_name]);
+        END IF;
         SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE;  -- waits in PostgreSQL's queue for the row
       END IF;
     END IF;
@@ -69,50 +82,50 @@ BEGIN
       verdict := 'stale';  -- read after the mark: `drop_marks` raises the floor in the same transaction that deletes marks
       RETURN;
     END IF;
-    SELECT * INTO v FROM fenced_guard.judge(m, s, p_rule, p_step NOT IN ('write', 'row'), v_operation);
+    v := fenced_guard.judge(m, s, p_rule, NOT v_writes, v_operation);
+    v_above := m.token IS NULL OR m.token < s.token;
     IF v.verdict = 'admit' AND p_step = 'announce' AND p_rule <> 'retry' AND coalesce(s.seq, 0) = 0 THEN
       verdict := 'invalid';  -- the write that follows would be invalid
       RETURN;
     ELSIF NOT v.rises THEN
       verdict := v.verdict;
       RETURN;
-    ELSIF (m.token IS NULL OR m.token < s.token) AND p_step NOT IN ('alone', 'row') AND NOT p_without_waiting
+    ELSIF v_above AND p_step NOT IN ('alone', 'row') AND NOT p_without_waiting
       AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
       -- The snapshot is older than the lock, so this transaction may not see the last holder's writes.
       PERFORM fenced_guard.raise_announce_alone_first(p_name);
-    ELSIF (m.token IS NULL OR m.token < s.token) AND NOT fenced_guard.plausible(s, p_proof) THEN
+    ELSIF v_above AND (t.proof OR t.max_jump IS NOT NULL OR to_regclass('fenced.namespace') IS NOT NULL)
+      AND NOT fenced_guard.plausible(s, p_proof) THEN
       verdict := 'forged';
       RETURN;
-    ELSIF (m.token IS NULL OR m.token < s.token) AND p_step = 'row' THEN
+    ELSIF v_above AND p_step = 'row' THEN
       verdict := 'contended';
       RETURN;
     END IF;
     -- The trusted realm must not change between here and COMMIT: `adopt` takes an EXCLUSIVE lock, which waits for this one.
-    -- It may have changed while this transaction waited for the mark, so it is read again under the lock.
+    -- It may have changed while this transaction waited for the mark, so it is compared again under the lock.
     LOCK TABLE fenced_guard.trust IN ROW SHARE MODE;
-    SELECT realm INTO v_realm FROM fenced_guard.trust;
-    IF s.realm <> v_realm THEN
-      verdict := 'foreign';
-      RETURN;
-    ELSIF v_realm IS NULL THEN
-      UPDATE fenced_guard.trust SET realm = s.realm WHERE realm IS NULL;
-      IF NOT FOUND THEN
-        SELECT * INTO verdict, replaced FROM fenced_guard.admit(s, p_name, p_rule, p_step, p_proof, p_without_waiting);
+    IF m.name IS NOT NULL THEN
+      UPDATE fenced_guard.mark SET token = s.token, grant_id = s.grant_id, operation = v_operation, seq = v_seq
+      FROM fenced_guard.trust WHERE name = p_name AND trust.realm = s.realm;
+      IF FOUND THEN
+        verdict := 'admit';
+        replaced := CASE WHEN v_above THEN m.grant_id END;
         RETURN;
       END IF;
     END IF;
-    IF m.name IS NOT NULL THEN
-      replaced := CASE WHEN m.token < s.token THEN m.grant_id END;
-      UPDATE fenced_guard.mark SET token = s.token, grant_id = s.grant_id, operation = v_operation, seq = v_seq
-      WHERE name = p_name;
-      verdict := 'admit';
-      RETURN;
-    END IF;
-    PERFORM fenced_guard.list_in_pg_locks(p_name, s.token);
+    UPDATE fenced_guard.trust SET realm = s.realm WHERE realm IS NULL;
+    CONTINUE WHEN m.name IS NOT NULL OR NOT EXISTS (SELECT 1 FROM fenced_guard.trust WHERE realm = s.realm);
+    v_done := pg_try_advisory_xact_lock_shared(hashtext(p_name), (s.token >> 31)::integer)
+      AND pg_try_advisory_xact_lock_shared(hashtext('/' || p_name), (s.token & 2147483647)::integer);
     INSERT INTO fenced_guard.mark (name, token, grant_id, seq, operation)
     VALUES (p_name, s.token, s.grant_id, v_seq, v_operation)
     ON CONFLICT (name) DO NOTHING;
-    verdict := CASE WHEN FOUND THEN 'admit' END;
+    IF FOUND THEN
+      verdict := 'admit';
+      replaced := '';
+      RETURN;
+    END IF;
   END LOOP;
 END $$;
 
@@ -121,7 +134,10 @@ END $$;
 CREATE OR REPLACE FUNCTION fenced_guard.would_conflict(s fenced_guard.stamp, p_name text, p_rule text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  RETURN current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') AND p_name = ANY (s.names)
+  IF current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
+    RETURN false;
+  END IF;
+  RETURN p_name = ANY (s.names)
     AND (p_rule = 'retry' OR s.seq > 0)  -- otherwise the stamp is invalid, and raises nothing
     AND NOT EXISTS (SELECT 1 FROM fenced_guard.mark WHERE name = p_name AND token >= s.token)
     AND NOT EXISTS (SELECT 1 FROM fenced_guard.trust WHERE realm <> s.realm);
@@ -135,17 +151,19 @@ CREATE OR REPLACE FUNCTION fenced_guard.admit_without_waiting(
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_before text := current_setting('lock_timeout');
-  v_verdict text;
-  v_replaced text;
+  v_limit  text;
+  v        record;
 BEGIN
   IF p_step <> 'alone' AND fenced_guard.would_conflict(s, p_name, p_rule) THEN
     RETURN 'contended';
   END IF;
-  PERFORM set_config('lock_timeout', '1', true);
-  SELECT * INTO v_verdict, v_replaced FROM fenced_guard.admit(s, p_name, p_rule, p_step, p_proof, true);
-  PERFORM fenced_guard.retire_lease_rows(ARRAY[v_replaced]) WHERE v_replaced IS NOT NULL;
-  PERFORM set_config('lock_timeout', v_before, true);
-  RETURN v_verdict;
+  v_limit := set_config('lock_timeout', '1', true);
+  v := fenced_guard.admit(s, p_name, p_rule, p_step, p_proof, true);
+  IF v.replaced IS NOT NULL THEN
+    PERFORM fenced_guard.retire_lease_rows(ARRAY[v.replaced, '/' || p_name]);
+  END IF;
+  v_limit := set_config('lock_timeout', v_before, true);
+  RETURN v.verdict;
 EXCEPTION WHEN OTHERS THEN
   RETURN 'contended';
 END $$;
@@ -193,10 +211,9 @@ DECLARE
 BEGIN
   -- The usual case: one stamp whose lease row exists. One statement locks that row and writes nothing else. SKIP LOCKED: if a
   -- successor is deleting the row, the general way queues at the marks.
-  -- A lease may cover names of guards with several rules, and its row admits under `retry` alone.
   IF p_names IS NULL AND NOT p_exclusive AND NOT p_still_held
      AND current_setting('transaction_isolation') = 'read committed'
-     AND NOT EXISTS (SELECT 1 FROM fenced_guard.guard WHERE guard = p_guard AND rule <> 'retry') THEN
+     AND EXISTS (SELECT 1 FROM fenced_guard.lease WHERE grant_id = split_part(p_stamps, ':', 5)) THEN  -- a new token has none
     SELECT held.sample,
       set_config('fenced.stamp', concat(
         CASE WHEN starts_with(current_setting('fenced.stamp', true), E'\n' || held.xid)
@@ -206,7 +223,7 @@ BEGIN
         CASE WHEN starts_with(current_setting(held.setting, true), E'\n' || held.xid)
           THEN current_setting(held.setting, true) ELSE E'\n' END,
         held.xid, '@', held.token, E'\n', held.xid, '#', held.grant_id, E'\n'), true),
-      pg_try_advisory_xact_lock_shared(hashtextextended(held.grant_id, 0)),  -- see `list_in_pg_locks`
+      pg_try_advisory_xact_lock_shared(hashtextextended(held.grant_id, 0)),  -- see `older_transactions`
       CASE WHEN p_left IS NOT NULL THEN fenced_guard.limit_idling(p_left, p_guard, string_to_array(held.names, ','))::text END
     INTO v_sample
     FROM (
@@ -215,9 +232,12 @@ BEGIN
       FROM fenced_guard.lease l, fenced_guard.turn t, fenced_guard.trust trust
       WHERE (NOT trust.proof OR fenced_guard.may_write())  -- otherwise `announce_general` looks for a proof
         AND l.grant_id = split_part(p_stamps, ':', 5) AND split_part(p_stamps, ':', 4) ~ '^(-|0|[1-9][0-9]{0,14})$'  -- longer ones are parsed
-        AND t.grant_id = split_part(p_stamps, ':', 5) AND (t.xmax = '0' OR fenced_guard.locker_has_ended(t.xmax))  -- `has_successor`, inlined
+        AND t.grant_id = CASE WHEN strpos(l.names, ',') = 0 THEN '/' || l.names ELSE l.grant_id END  -- `turn_of`, inlined
+        AND (t.xmax = '0' OR fenced_guard.locker_has_ended(t.xmax))  -- `has_successor`, inlined
         AND p_stamps = concat('1:', l.realm, ':', l.token, ':', split_part(p_stamps, ':', 4), ':', l.grant_id, ':', l.names)
         AND strpos(l.names, '%') = 0
+        -- A lease may cover names of guards with several rules, and its row admits under `retry` alone.
+        AND NOT EXISTS (SELECT 1 FROM fenced_guard.guard WHERE guard = p_guard AND rule <> 'retry')
       FOR SHARE OF l SKIP LOCKED
     ) AS held;
   END IF;
@@ -252,71 +272,6 @@ BEGIN
   PERFORM fenced_guard.announce_general(p_stamps, NULL, p_guard, p_names, false, false, p_proofs, true, false);
 END $$;
 
--- The short way for a stale stamp with one plain name, if the guard has a single mode, observe or shadow: record it and let the
--- transaction through. Returns false, and does nothing, in every other case. It needs no lock, because a mark above the stamp
--- only rises. It need not check the name further: a name that has a mark is valid.
-CREATE OR REPLACE FUNCTION fenced_guard.let_stale_through(p_stamp text, p_guard text) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  v_name text := split_part(p_stamp, ':', 6);
-  v_xid  text := pg_current_xact_id();
-  v_mode text;
-BEGIN
-  SELECT o.mode INTO v_mode FROM fenced_guard.mark m, fenced_guard.trust t, fenced_guard.mode o
-  WHERE p_stamp ~ '^1:[0-9a-f]{16}:[1-9][0-9]{0,14}:(-|0|[1-9][0-9]{0,14}):[0-9a-f]{32}:[A-Za-z0-9_.~/-]+$'
-    AND m.name = v_name AND m.token > split_part(p_stamp, ':', 3)::bigint AND t.realm = split_part(p_stamp, ':', 2)
-    AND o.guard = p_guard AND o.pattern = '*' AND o.mode IN ('observe', 'shadow')
-    AND NOT EXISTS (SELECT 1 FROM fenced_guard.mode WHERE guard = p_guard AND pattern <> '*');
-  IF v_mode IS NULL THEN
-    RETURN false;
-  END IF;
-  PERFORM fenced_guard.note(
-    p_guard, ARRAY[v_name], p_stamp, 'stale', CASE v_mode WHEN 'observe' THEN 'count' ELSE 'record' END, v_mode);
-  PERFORM fenced_guard.carry(concat(v_xid, '|', p_guard, '/', v_name, E'\n', v_xid, ' ', p_stamp, E'\n'));
-  RETURN true;
-END $$;
-
--- Announce in every case that `announce` does not handle itself.
-CREATE OR REPLACE FUNCTION fenced_guard.announce_general(
-  p_stamps text, p_left bigint, p_guard text, p_names text, p_exclusive boolean, p_still_held boolean, p_proofs text,
-  p_alone boolean, p_repeats boolean
-) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  v_texts text[] := string_to_array(coalesce(p_stamps, ''), ' ');
-  v_proofs text[] := string_to_array(p_proofs, ' ');
-  v_rule  text;
-  v_step  text;
-BEGIN
-  IF (SELECT proof FROM fenced_guard.trust) AND NOT fenced_guard.may_write() AND (
-    SELECT bool_and(fenced_guard.proven(fenced_guard.parse(text), v_proofs[i])) FROM unnest(v_texts) WITH ORDINALITY AS t (text, i)
-  ) IS NOT TRUE THEN
-    PERFORM fenced_guard.refuse_stranger('cannot announce without a proof');
-  END IF;
-  -- A guard without triggers decides about the write here.
-  SELECT rule, CASE WHEN p_alone THEN 'alone' WHEN mandatory THEN 'announce' ELSE 'write' END INTO v_rule, v_step
-  FROM fenced_guard.guard WHERE guard = p_guard;
-  IF p_guard IS NOT NULL AND v_rule IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = 'undefined_object',
-      MESSAGE = format('fenced: no guard is installed for %s', p_guard), HINT = 'Run: fenced guard install';
-  END IF;
-  v_step := coalesce(v_step, CASE WHEN p_alone THEN 'alone' ELSE 'announce' END);
-  v_rule := CASE WHEN p_exclusive AND v_rule IS NULL THEN 'sequenced' ELSE coalesce(v_rule, 'retry') END;
-  IF NOT p_alone AND p_names IS NULL AND NOT p_still_held AND v_step = 'announce'
-     AND fenced_guard.let_stale_through(p_stamps, p_guard) THEN
-    RETURN;  -- no limit on idle time: this transaction holds no lock that a successor waits for
-  END IF;
-  IF v_rule <> 'retry' OR p_names IS NOT NULL OR p_still_held OR NOT fenced_guard.announce_by_lease_rows(v_texts, p_alone) THEN
-    PERFORM fenced_guard.announce_each(
-      v_texts, p_guard, v_rule, v_step, string_to_array(p_names, ','), p_still_held, v_proofs,
-      p_repeats);
-  END IF;
-  IF p_left IS NOT NULL THEN
-    PERFORM fenced_guard.limit_idling(p_left, p_guard, string_to_array(coalesce(p_names,
-      (SELECT string_agg(split_part(text, ':', 6), ',') FROM unnest(v_texts) AS text)), ','));
-  END IF;
-END $$;
-
 -- Announce several leases by sharing their lease rows. Returns false, with all locks released, unless every stamp has one.
 CREATE OR REPLACE FUNCTION fenced_guard.announce_by_lease_rows(p_texts text[], p_alone boolean) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -326,15 +281,16 @@ DECLARE
 BEGIN
   BEGIN
     SELECT count(*) INTO v_count FROM (
-      SELECT 1 FROM unnest(p_texts) AS wanted, fenced_guard.lease l
+      SELECT 1 FROM unnest(p_texts) AS wanted, fenced_guard.lease l, fenced_guard.turn t
       WHERE l.grant_id = split_part(wanted, ':', 5) AND split_part(wanted, ':', 4) ~ '^(-|0|[1-9][0-9]{0,14})$'
-        AND (NOT fenced_guard.has_successor(l.grant_id) OR strpos(current_setting(concat('fenced.token', l.token % 16), true),
+        AND t.grant_id = CASE WHEN strpos(l.names, ',') = 0 THEN '/' || fenced_guard.decoded(l.names) ELSE l.grant_id END
+        AND (fenced_guard.locker_has_ended(t.xmax) OR strpos(current_setting(concat('fenced.token', l.token % 16), true),
           concat(E'\n', v_xid, '#', l.grant_id, E'\n')) > 0)  -- this transaction shares the row already
         AND wanted = concat('1:', l.realm, ':', l.token, ':', split_part(wanted, ':', 4), ':', l.grant_id, ':', l.names)
       FOR SHARE OF l SKIP LOCKED
     ) AS held;
     PERFORM pg_try_advisory_xact_lock_shared(hashtextextended(split_part(wanted, ':', 5), 0)) FROM unnest(p_texts) AS wanted;
-    IF v_count < cardinality(p_texts) THEN  -- roll the block back to release the rows: `announce_each` waits for marks, and must hold no lease row
+    IF v_count < cardinality(p_texts) THEN  -- roll the block back to release the rows: `announce_general` waits for marks, and must hold no lease row
       RAISE EXCEPTION USING ERRCODE = 'ZF011';
     END IF;
   EXCEPTION WHEN SQLSTATE 'ZF011' OR serialization_failure THEN
@@ -386,109 +342,208 @@ BEGIN
   END IF;
 END $$;
 
--- Announce name by name, sorted, so that two announcements cannot deadlock.
-CREATE OR REPLACE FUNCTION fenced_guard.announce_each(
-  p_texts text[], p_guard text, p_rule text, p_step text, p_names text[], p_still_held boolean, p_proofs text[],
-  p_repeats boolean
+-- Announce in every case that `announce` does not handle itself: name by name, sorted, so that two announcements cannot
+-- deadlock. A wait for a lock is limited by the guard's `patience`; after it the client calls `make_way`.
+CREATE OR REPLACE FUNCTION fenced_guard.announce_general(
+  p_stamps text, p_left bigint, p_guard text, p_names text, p_exclusive boolean, p_still_held boolean, p_proofs text,
+  p_alone boolean, p_repeats boolean
 ) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_xid    text := pg_current_xact_id();
+  v_texts  text[] := string_to_array(coalesce(p_stamps, ''), ' ');
+  v_proofs text[] := string_to_array(p_proofs, ' ');
+  v_before text := current_setting('lock_timeout');
+  v_wait   bigint := CASE WHEN v_before <> '0' THEN fenced_guard.milliseconds('lock_timeout') ELSE 0 END;
+  v_patience bigint;
+  v_proof  boolean;
+  v_rule   text;
+  v_step   text;
+  v_shared boolean;                      -- whether there is a lease row to share
   v_stamps fenced_guard.stamp[];
-  v_only   text[] := ARRAY(SELECT DISTINCT fenced_guard.one_line(fenced_guard.decoded(n)) FROM unnest(p_names) AS n);
+  v_only   text[];
+  v_names  text[];                       -- all names, sorted
+  v_places integer[];                    -- the stamp of each
   v_lines  text[] := '{}';
   v_counts bigint[];                     -- how many names of each stamp were admitted
-  v_grants text[] := '{}';
+  v_raised boolean[];                    -- whether one of its marks was raised
+  v_whole  text[] := '{}';               -- the stamps that were admitted for all of their names
+  v_retire text[] := '{}';
+  v_admitted record;
+  v_mode   record;
   v_verdict text;
-  v_replaced text;
   v_guard  text;
-  v_before text := current_setting('lock_timeout');
-  v_wait   bigint := fenced_guard.milliseconds('lock_timeout');
-  v_patience bigint := (SELECT patience * 1000 FROM fenced_guard.trust);
-  w        record;
+  v_name   text;
+  v_turn   text;
+  v_lacks  boolean;
+  v_limits boolean := false;             -- whether `lock_timeout` is the guard's patience now
+  v_table  regclass;
+  v_old_rows boolean;
+  v_guarded boolean;
+  v_carried text;
+  v_done   text;
+  s        fenced_guard.stamp;
+  i        integer;
 BEGIN
-  IF v_wait = 0 OR v_wait > v_patience THEN
-    PERFORM set_config('lock_timeout', v_patience::text, true);  -- then the client calls `make_way`
+  -- A guard without triggers decides about the write here.
+  SELECT t.proof, t.patience * 1000, g.rule, CASE WHEN p_alone THEN 'alone' WHEN g.mandatory IS false THEN 'write' ELSE 'announce' END,
+    EXISTS (SELECT 1 FROM fenced_guard.lease WHERE grant_id = split_part(v_texts[1], ':', 5))
+  INTO v_proof, v_patience, v_rule, v_step, v_shared
+  FROM fenced_guard.trust t LEFT JOIN fenced_guard.guard g ON g.guard = p_guard;
+  IF v_proof THEN
+    IF NOT fenced_guard.may_write() AND (
+      SELECT bool_and(fenced_guard.proven(fenced_guard.parse(text), v_proofs[n])) FROM unnest(v_texts) WITH ORDINALITY AS t (text, n)
+    ) IS NOT TRUE THEN
+      PERFORM fenced_guard.refuse_stranger('cannot announce without a proof');
+    END IF;
   END IF;
-  PERFORM pg_try_advisory_xact_lock_shared(hashtextextended(split_part(text, ':', 5), 0)) FROM unnest(p_texts) AS text;
-  FOR i IN 1 .. cardinality(p_texts) LOOP
-    v_stamps[i] := fenced_guard.parse(p_texts[i]);
+  IF p_guard IS NOT NULL AND v_rule IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'undefined_object',
+      MESSAGE = format('fenced: no guard is installed for %s', p_guard), HINT = 'Run: fenced guard install';
+  END IF;
+  v_rule := CASE WHEN p_exclusive AND v_rule IS NULL THEN 'sequenced' ELSE coalesce(v_rule, 'retry') END;
+  IF p_left IS NOT NULL THEN
+    PERFORM fenced_guard.limit_idling(p_left, p_guard, string_to_array(coalesce(p_names,
+      (SELECT string_agg(split_part(text, ':', 6), ',') FROM unnest(v_texts) AS text)), ','));
+  END IF;
+  IF v_shared AND v_rule = 'retry' AND p_names IS NULL AND NOT p_still_held THEN
+    IF fenced_guard.announce_by_lease_rows(v_texts, p_alone) THEN
+      RETURN;
+    END IF;
+  END IF;
+  IF p_names IS NOT NULL THEN
+    v_only := ARRAY(SELECT DISTINCT fenced_guard.one_line(fenced_guard.decoded(n)) FROM string_to_table(p_names, ',') AS n);
+  END IF;
+  FOR i IN 1 .. cardinality(v_texts) LOOP
+    v_done := pg_try_advisory_xact_lock_shared(hashtextextended(split_part(v_texts[i], ':', 5), 0));  -- see `older_transactions`
+    v_stamps[i] := fenced_guard.parse(v_texts[i]);
     IF v_stamps[i] IS NULL THEN
-      PERFORM fenced_guard.rule_on(p_guard, coalesce(v_only[1], ''), left(p_texts[i], 1000), 'invalid');
+      PERFORM fenced_guard.rule_on(p_guard, coalesce(v_only[1], ''), left(v_texts[i], 1000), 'invalid');
       v_lines := v_lines || ARRAY(SELECT concat(v_xid, '|', p_guard, '/', n, E'\n') FROM unnest(v_only) AS n);
     ELSIF p_still_held THEN
       PERFORM fenced_guard.still_held(v_stamps[i]);
     END IF;
   END LOOP;
-  FOR w IN
-    SELECT n.name, s.i, s.stamp, p_proofs[s.i] AS proof
-    FROM (SELECT i, v_stamps[i] AS stamp FROM generate_subscripts(v_stamps, 1) AS i) AS s
-    CROSS JOIN LATERAL unnest(CASE WHEN p_names IS NULL THEN (s.stamp).names ELSE v_only END) AS n (name)
-    WHERE (s.stamp).token IS NOT NULL
-      AND (p_names IS NULL OR n.name = ANY ((s.stamp).names)
-        OR (s.i = 1 AND NOT EXISTS (SELECT 1 FROM unnest(v_stamps) AS o WHERE n.name = ANY (o.names))))
-    ORDER BY n.name COLLATE "C"
-  LOOP
-    v_guard := coalesce(p_guard, fenced_guard.guard_for(w.name));
-    IF (SELECT refuses FROM fenced_guard.mode_of(v_guard, w.name)) THEN
-      SELECT * INTO v_verdict, v_replaced FROM fenced_guard.admit(w.stamp, w.name, p_rule, p_step, w.proof);
-      v_grants := v_grants || v_replaced;
+  IF p_names IS NULL AND cardinality(v_texts) = 1 THEN
+    v_names := coalesce((v_stamps[1]).names, '{}');  -- a stamp has them sorted
+    v_places := array_fill(1, ARRAY[cardinality(v_names)]);
+  ELSE
+    SELECT array_agg(n.name ORDER BY n.name COLLATE "C"), array_agg(u.i ORDER BY n.name COLLATE "C")
+    INTO v_names, v_places
+    FROM (SELECT j AS i, v_stamps[j] AS stamp FROM generate_subscripts(v_stamps, 1) AS j) AS u
+    CROSS JOIN LATERAL unnest(CASE WHEN p_names IS NULL THEN (u.stamp).names ELSE v_only END) AS n (name)
+    WHERE (u.stamp).token IS NOT NULL
+      AND (p_names IS NULL OR n.name = ANY ((u.stamp).names)
+        OR (u.i = 1 AND NOT EXISTS (SELECT 1 FROM unnest(v_stamps) AS o WHERE n.name = ANY (o.names))));
+  END IF;
+  FOR k IN 1 .. coalesce(cardinality(v_names), 0) LOOP
+    v_name := v_names[k];
+    i := v_places[k];
+    s := v_stamps[i];
+    v_guard := p_guard;
+    IF v_guard IS NULL THEN
+      v_guard := fenced_guard.guard_for(v_name);
+    END IF;
+    v_mode := fenced_guard.mode_of(v_guard, v_name);
+    IF v_mode.refuses THEN
+      IF NOT v_limits AND (v_wait = 0 OR v_wait > v_patience) THEN
+        v_done := set_config('lock_timeout', v_patience::text, true);
+        v_limits := true;
+      END IF;
+      v_admitted := fenced_guard.admit(s, v_name, v_rule, v_step, v_proofs[i]);
+      v_verdict := v_admitted.verdict;
+      IF v_admitted.replaced IS NOT NULL THEN
+        v_raised[i] := true;
+        v_retire := v_retire || v_admitted.replaced || ('/' || v_name);
+      END IF;
     ELSIF EXISTS (
-      SELECT 1 FROM fenced_guard.mark m, fenced_guard.trust t
-      WHERE m.name = w.name AND m.token > (w.stamp).token AND t.realm = (w.stamp).realm
+      SELECT 1 FROM fenced_guard.mark m, fenced_guard.trust t WHERE m.name = v_name AND m.token > s.token AND t.realm = s.realm
     ) THEN
       v_verdict := 'stale';  -- a mark above the stamp only rises, so no lock is needed
-    ELSIF p_repeats AND p_step <> 'alone' AND fenced_guard.would_conflict(w.stamp, w.name, p_rule) THEN
-      PERFORM fenced_guard.raise_announce_alone_first(w.name);
+    ELSIF p_repeats AND v_step <> 'alone' AND fenced_guard.would_conflict(s, v_name, v_rule) THEN
+      PERFORM fenced_guard.raise_announce_alone_first(v_name);
     ELSE
-      v_verdict := fenced_guard.admit_without_waiting(w.stamp, w.name, p_rule, p_step, w.proof);
+      v_verdict := fenced_guard.admit_without_waiting(s, v_name, v_rule, v_step, v_proofs[i]);
     END IF;
     IF v_verdict = 'admit' THEN
-      v_lines := v_lines || concat(v_xid, '/', w.name, E'\n');
-      v_counts[w.i] := coalesce(v_counts[w.i], 0) + 1;
+      v_lines := v_lines || concat(v_xid, '/', v_name, E'\n');
+      v_counts[i] := coalesce(v_counts[i], 0) + 1;
     ELSE
       IF v_verdict <> 'contended' THEN
-        PERFORM fenced_guard.rule_on(v_guard, w.name, (w.stamp).text, v_verdict);
+        PERFORM fenced_guard.rule_by(v_guard, v_name, s.text, v_verdict, v_mode.mode, v_mode.refuses, v_mode.requires);
       END IF;
-      v_lines := v_lines || concat(v_xid, '|', v_guard, '/', w.name, E'\n');
+      v_lines := v_lines || concat(v_xid, '|', v_guard, '/', v_name, E'\n');
     END IF;
   END LOOP;
-  PERFORM fenced_guard.retire_lease_rows(v_grants);
-  PERFORM set_config('lock_timeout', v_before, true);
-  IF p_guard IS NOT NULL AND cardinality(v_grants) > 0 THEN  -- `admit` decided about a name, so a mode refuses
-    PERFORM fenced_guard.refuse_unguarded_table(p_guard);
+  IF cardinality(v_retire) > 0 THEN  -- `admit` has raised a mark, so a mode refuses
+    -- Nearly always the grants before have no rows, and the table has its three triggers and no child: one statement sees both.
+    v_table := CASE WHEN p_guard IS NOT NULL THEN
+      to_regclass(format('%I.%I', split_part(p_guard, '.', 1), split_part(p_guard, '.', 2))) END;
+    SELECT EXISTS (SELECT 1 FROM fenced_guard.lease WHERE grant_id = ANY (v_retire))
+        OR EXISTS (SELECT 1 FROM fenced_guard.turn WHERE grant_id = ANY (v_retire) AND NOT starts_with(grant_id, '/')),
+      (SELECT count(*) FROM pg_trigger WHERE tgrelid = v_table AND tgname IN ('fenced_insert', 'fenced_update', 'fenced_delete')) = 3
+        AND NOT EXISTS (SELECT 1 FROM pg_inherits WHERE inhparent = v_table)
+    INTO v_old_rows, v_guarded;
+    -- An older snapshot may not show them: `retire_lease_rows` refuses it.
+    IF v_old_rows OR current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+      PERFORM fenced_guard.retire_lease_rows(v_retire);
+    END IF;
+    IF p_guard IS NOT NULL AND NOT v_guarded THEN
+      PERFORM fenced_guard.refuse_unguarded_table(p_guard);
+    END IF;
   END IF;
-  IF p_rule = 'retry' AND (p_step = 'alone' OR current_setting('transaction_isolation') <> 'serializable') AND EXISTS (
-    SELECT 1 FROM generate_subscripts(v_counts, 1) AS i LEFT JOIN fenced_guard.turn t ON t.grant_id = v_stamps[i].grant_id
-    LEFT JOIN fenced_guard.lease l ON l.grant_id = v_stamps[i].grant_id
-    WHERE v_counts[i] > 0 AND (t.grant_id IS NULL OR (l.grant_id IS NULL AND v_counts[i] = cardinality(v_stamps[i].names)))
-  ) THEN
-    BEGIN
-      PERFORM set_config('lock_timeout', '1', true);
-      LOCK TABLE fenced_guard.trust IN ROW SHARE MODE;  -- so that `adopt` runs either before this, or after COMMIT and finds the row
-      INSERT INTO fenced_guard.turn (grant_id, names)
-      SELECT v_stamps[i].grant_id, split_part(p_texts[i], ':', 6) FROM generate_subscripts(v_counts, 1) AS i
-      WHERE v_counts[i] > 0
-      ON CONFLICT (grant_id) DO NOTHING;
-      INSERT INTO fenced_guard.lease (grant_id, token, realm, names, sample)
-      SELECT v_stamps[i].grant_id, v_stamps[i].token, t.realm, split_part(p_texts[i], ':', 6), t.sample
-      FROM generate_subscripts(v_stamps, 1) AS i, fenced_guard.trust t WHERE v_counts[i] = cardinality(v_stamps[i].names)
-        AND t.realm = v_stamps[i].realm AND fenced_guard.all_marks_are_ours(v_stamps[i])
-      ON CONFLICT (grant_id) DO NOTHING;
-      PERFORM set_config('lock_timeout', v_before, true);
-    EXCEPTION WHEN lock_not_available OR serialization_failure THEN
-      NULL;  -- another transaction of this lease is inserting the rows; the next announcement looks again
-    END;
+  IF v_limits THEN
+    v_done := set_config('lock_timeout', v_before, true);
   END IF;
-  IF p_step <> 'alone' THEN
-    PERFORM fenced_guard.carry(array_to_string(v_lines, '') || (
-      SELECT string_agg(concat(v_xid, ' ', CASE WHEN v_stamps[i] IS NULL THEN '?' ELSE p_texts[i] END, E'\n'), '')
-      FROM generate_subscripts(p_texts, 1) AS i));
+  FOR i IN 1 .. CASE WHEN v_counts IS NULL THEN 0 ELSE cardinality(v_texts) END LOOP
+    s := v_stamps[i];
+    CONTINUE WHEN coalesce(v_counts[i], 0) = 0;
     -- Only if all names of the lease were admitted: a row's epoch identifies the lease of its last write, but not the name.
-    PERFORM fenced_guard.carry_tokens(ARRAY(
-      SELECT p_texts[i] FROM generate_subscripts(v_stamps, 1) AS i
-      WHERE v_counts[i] = cardinality(v_stamps[i].names) AND fenced_guard.all_marks_are_ours(v_stamps[i])));
+    IF v_counts[i] = cardinality(s.names) AND (cardinality(v_texts) = 1 OR fenced_guard.all_marks_are_ours(s)) THEN
+      v_whole := v_whole || v_texts[i];
+    END IF;
+    CONTINUE WHEN v_rule <> 'retry' OR (v_step <> 'alone' AND current_setting('transaction_isolation') = 'serializable');
+    -- The first announcement inside a transaction makes no lease row: many leases write once, and are over.
+    v_lacks := v_texts[i] = ANY (v_whole) AND (v_step = 'alone' OR v_raised[i] IS NULL);
+    IF v_lacks THEN
+      v_lacks := NOT EXISTS (SELECT 1 FROM fenced_guard.lease WHERE grant_id = s.grant_id);
+    END IF;
+    v_turn := CASE WHEN cardinality(s.names) = 1 THEN '/' || s.names[1] ELSE s.grant_id END;  -- `turn_of`, inlined
+    IF v_lacks OR NOT EXISTS (SELECT 1 FROM fenced_guard.turn WHERE grant_id = v_turn) THEN
+      PERFORM fenced_guard.make_rows(s, v_lacks);
+    END IF;
+  END LOOP;
+  IF v_step <> 'alone' THEN
+    FOR i IN 1 .. cardinality(v_texts) LOOP
+      v_lines := v_lines || concat(v_xid, ' ', CASE WHEN v_stamps[i] IS NULL THEN '?' ELSE v_texts[i] END, E'\n');
+    END LOOP;
+    v_carried := current_setting('fenced.stamp', true);  -- `carry`, inlined
+    v_done := set_config('fenced.stamp', concat(
+      CASE WHEN starts_with(v_carried, E'\n' || v_xid) THEN v_carried ELSE E'\n' END, array_to_string(v_lines, '')), true);
+    IF cardinality(v_whole) > 0 THEN
+      v_done := fenced_guard.carry_tokens(v_whole);
+    END IF;
   END IF;
+END $$;
+
+-- Make the turn row of a stamp, and with `p_whole` its lease row. It does not wait for another
+-- transaction that is making them; then the next announcement looks again.
+CREATE OR REPLACE FUNCTION fenced_guard.make_rows(s fenced_guard.stamp, p_whole boolean) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_turn   text := fenced_guard.turn_of(s);
+  v_before text := current_setting('lock_timeout');
+BEGIN
+  PERFORM set_config('lock_timeout', '1', true);
+  LOCK TABLE fenced_guard.trust IN ROW SHARE MODE;  -- so that `adopt` runs either before this, or after COMMIT and finds the row
+  INSERT INTO fenced_guard.turn (grant_id, names) VALUES (v_turn, split_part(s.text, ':', 6)) ON CONFLICT (grant_id) DO NOTHING;
+  INSERT INTO fenced_guard.lease (grant_id, token, realm, names, sample)
+  SELECT s.grant_id, s.token, t.realm, split_part(s.text, ':', 6), t.sample FROM fenced_guard.trust t
+  WHERE p_whole AND t.realm = s.realm
+  ON CONFLICT (grant_id) DO NOTHING;
+  PERFORM set_config('lock_timeout', v_before, true);
+EXCEPTION WHEN lock_not_available OR serialization_failure THEN
+  NULL;
 END $$;
 
 -- Fail unless the authority in this database says that the lease is still held. It does not lock the attempt: a lock would

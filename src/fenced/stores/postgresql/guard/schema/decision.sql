@@ -72,11 +72,10 @@ END $$;
 CREATE OR REPLACE FUNCTION fenced_guard.beside_authority() RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  IF (SELECT nspowner FROM pg_namespace WHERE nspname = 'fenced')
-     = (SELECT nspowner FROM pg_namespace WHERE nspname = 'fenced_guard') THEN
-    RETURN to_regclass('fenced.namespace') IS NOT NULL AND to_regclass('fenced.token') IS NOT NULL;
+  IF to_regclass('fenced.namespace') IS NULL OR to_regclass('fenced.token') IS NULL THEN
+    RETURN false;
   END IF;
-  RETURN false;
+  RETURN (SELECT count(DISTINCT nspowner) FROM pg_namespace WHERE nspname IN ('fenced', 'fenced_guard')) = 1;
 END $$;
 
 -- Whether a token may raise a mark. It must not be above the last token that the authority has minted, if the authority is
@@ -129,8 +128,12 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_name text := coalesce(p_name, '');
   v_percent double precision;
+  v_lifted boolean;
 BEGIN
-  SELECT m.mode, m.percent INTO mode, v_percent FROM fenced_guard.mode m
+  -- One statement, overrides included.
+  SELECT m.mode, m.percent, EXISTS (
+    SELECT 1 FROM fenced_guard.override o WHERE o.guard = p_guard AND v_name LIKE o.likes AND o.until > clock_timestamp()
+  ) INTO mode, v_percent, v_lifted FROM fenced_guard.mode m
   WHERE m.guard = p_guard AND (p_name IS NULL OR p_name LIKE m.likes)
   ORDER BY CASE WHEN p_name IS NULL THEN
       array_position(ARRAY['observe', 'shadow', 'canary', 'enforce', 'require'], split_part(m.mode, '(', 1)) END DESC,
@@ -141,10 +144,7 @@ BEGIN
     mode LIKE 'canary%' AND v_name <> ''
     AND ('x' || left(encode(sha256(convert_to(v_name, 'UTF8')), 'hex'), 8))::bit(32)::bigint < v_percent / 100 * 4294967296
   );
-  IF refuses AND EXISTS (
-    SELECT 1 FROM fenced_guard.override o
-    WHERE o.guard = p_guard AND v_name LIKE o.likes AND o.until > clock_timestamp()
-  ) THEN
+  IF refuses AND v_lifted THEN
     mode := 'override';
     refuses := false;
     requires := false;
@@ -331,13 +331,22 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v record;
 BEGIN
-  SELECT * INTO v FROM fenced_guard.mode_of(p_guard, p_name);
-  IF p_verdict = 'applied' OR (p_verdict = 'missing' AND v.requires) OR (p_verdict <> 'missing' AND v.refuses) THEN
-    PERFORM fenced_guard.refuse(p_guard, nullif(p_name, ''), p_stamp, p_verdict, v.mode);
+  v := fenced_guard.mode_of(p_guard, p_name);
+  PERFORM fenced_guard.rule_by(p_guard, p_name, p_stamp, p_verdict, v.mode, v.refuses, v.requires);
+END $$;
+
+-- The same, if the caller has asked `mode_of`.
+CREATE OR REPLACE FUNCTION fenced_guard.rule_by(
+  p_guard text, p_name text, p_stamp text, p_verdict text, p_mode text, p_refuses boolean, p_requires boolean
+) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF p_verdict = 'applied' OR (p_verdict = 'missing' AND p_requires) OR (p_verdict <> 'missing' AND p_refuses) THEN
+    PERFORM fenced_guard.refuse(p_guard, nullif(p_name, ''), p_stamp, p_verdict, p_mode);
   END IF;
   PERFORM fenced_guard.note(p_guard, ARRAY[nullif(p_name, '')], p_stamp, p_verdict, CASE
-    WHEN v.mode = 'observe' OR (p_verdict = 'missing' AND v.mode NOT IN ('shadow', 'override')) THEN 'count'
-    ELSE 'record' END, v.mode);
+    WHEN p_mode = 'observe' OR (p_verdict = 'missing' AND p_mode NOT IN ('shadow', 'override')) THEN 'count'
+    ELSE 'record' END, p_mode);
 END $$;
 
 -- The same for many names. It applies the patterns one by one, the longest first, which is the order of `mode_of`.

@@ -124,9 +124,9 @@ BEGIN
   IF coalesce(btrim(p_why), '') = '' THEN
     RAISE EXCEPTION 'fenced: a reset needs a reason';
   END IF;
-  PERFORM fenced_guard.lock_turn_rows(ARRAY(SELECT grant_id FROM fenced_guard.mark WHERE name = p_name));
+  PERFORM fenced_guard.lock_turn_rows(ARRAY(SELECT grant_id FROM fenced_guard.mark WHERE name = p_name) || ('/' || p_name));
   DELETE FROM fenced_guard.mark WHERE name = p_name RETURNING * INTO m;
-  PERFORM fenced_guard.retire_lease_rows(ARRAY[m.grant_id]);
+  PERFORM fenced_guard.retire_lease_rows(ARRAY[m.grant_id, '/' || p_name]);
   IF m.name IS NOT NULL THEN
     PERFORM setval('fenced_guard.highest', 1, false);
     INSERT INTO fenced_guard.history (what, detail) VALUES ('reset', jsonb_build_object(
@@ -170,7 +170,8 @@ BEGIN
   LOCK TABLE fenced_guard.trust IN EXCLUSIVE MODE;
   SELECT realm INTO v_before FROM fenced_guard.trust;
   UPDATE fenced_guard.trust SET realm = p_realm;
-  PERFORM fenced_guard.lock_turn_rows(ARRAY(SELECT grant_id FROM fenced_guard.lease WHERE realm <> p_realm));
+  PERFORM fenced_guard.lock_turn_rows(ARRAY(
+    SELECT unnest(ARRAY[grant_id, '/' || fenced_guard.decoded(names)]) FROM fenced_guard.lease WHERE realm <> p_realm));
   DELETE FROM fenced_guard.lease WHERE realm <> p_realm;
   INSERT INTO fenced_guard.history (what, detail)
   VALUES ('adopt', jsonb_build_object('before', v_before, 'after', p_realm));
@@ -226,7 +227,9 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM 1 FROM fenced_guard.trust FOR UPDATE;  -- one at a time
   summed := fenced_guard.tidy((SELECT id FROM fenced_guard.record ORDER BY id DESC OFFSET p_keep LIMIT 1));
-  DELETE FROM fenced_guard.turn t WHERE NOT EXISTS (SELECT 1 FROM fenced_guard.mark m WHERE m.grant_id = t.grant_id)
+  DELETE FROM fenced_guard.turn t WHERE CASE WHEN starts_with(grant_id, '/')
+      THEN NOT EXISTS (SELECT 1 FROM fenced_guard.mark m WHERE m.name = substr(t.grant_id, 2))
+      ELSE NOT EXISTS (SELECT 1 FROM fenced_guard.mark m WHERE m.grant_id = t.grant_id) END
     AND grant_id IN (SELECT grant_id FROM fenced_guard.turn FOR UPDATE SKIP LOCKED);
   DELETE FROM fenced_guard.override WHERE until < clock_timestamp();
   GET DIAGNOSTICS overrides = ROW_COUNT;

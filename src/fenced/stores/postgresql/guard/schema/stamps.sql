@@ -62,10 +62,14 @@ BEGIN
       RETURN NULL;
     END IF;
   END IF;
-  IF cardinality(names) > 64 OR (',' || part[6] || ',') ~ E'[,/](\\.{0,2})[,/]'
-     OR names <> ARRAY(SELECT DISTINCT n COLLATE "C" FROM unnest(names) AS n ORDER BY 1)
-     OR (SELECT max(octet_length(n)) FROM unnest(names) AS n) > 200 THEN
+  IF cardinality(names) > 64 OR (',' || part[6] || ',') ~ E'[,/](\\.{0,2})[,/]' OR octet_length(names[1]) > 200 THEN
     RETURN NULL;
+  END IF;
+  IF cardinality(names) > 1 THEN
+    IF names <> ARRAY(SELECT DISTINCT n COLLATE "C" FROM unnest(names) AS n ORDER BY 1)
+       OR (SELECT max(octet_length(n)) FROM unnest(names) AS n) > 200 THEN
+      RETURN NULL;
+    END IF;
   END IF;
   found := (p_text, part[2], part[3]::bigint, nullif(part[4], '-')::bigint, part[5], names);
   RETURN found;
@@ -99,16 +103,18 @@ END $$;
 CREATE OR REPLACE FUNCTION fenced_guard.carry_tokens(p_texts text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  v_xid text := pg_current_xact_id();
+  v_xid  text := pg_current_xact_id();
+  v_setting text;
+  v_lines text;
+  v_text text;
 BEGIN
-  PERFORM set_config(setting, concat(
-    CASE WHEN starts_with(current_setting(setting, true), E'\n' || v_xid) THEN current_setting(setting, true) ELSE E'\n' END,
-    string_agg(concat(v_xid, '@', token, E'\n', v_xid, '#', grant_id, E'\n'), '')), true)
-  FROM (
-    SELECT token, grant_id, concat('fenced.token', token % 16) AS setting FROM unnest(p_texts) AS text
-    CROSS JOIN LATERAL (SELECT split_part(text, ':', 3)::bigint AS token, split_part(text, ':', 5) AS grant_id) AS part
-  ) AS carried
-  GROUP BY setting;
+  FOREACH v_text IN ARRAY p_texts LOOP
+    v_setting := concat('fenced.token', split_part(v_text, ':', 3)::bigint % 16);
+    v_lines := current_setting(v_setting, true);
+    v_lines := set_config(v_setting, concat(
+      CASE WHEN starts_with(v_lines, E'\n' || v_xid) THEN v_lines ELSE E'\n' END,
+      v_xid, '@', split_part(v_text, ':', 3), E'\n', v_xid, '#', split_part(v_text, ':', 5), E'\n'), true);
+  END LOOP;
 END $$;
 
 -- Whether the name's mark belongs to a grant that this transaction has announced with all its names (an XID#GRANT line).

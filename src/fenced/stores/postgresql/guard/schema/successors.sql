@@ -1,6 +1,14 @@
 -- Successors: how they queue for marks and leases, and how they find and end older transactions.
 
--- Lock the turn rows of these grants, which makes `has_successor` true for them. It never waits: a row that another successor
+-- The key of the turn row of a lease: '/' and the name if it has one name. That row stays from grant to grant, so that a new
+-- token writes nothing but the mark. A lease of several names has a row of its own, under its grant.
+CREATE OR REPLACE FUNCTION fenced_guard.turn_of(s fenced_guard.stamp) RETURNS text
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN CASE WHEN cardinality(s.names) = 1 THEN '/' || s.names[1] ELSE s.grant_id END;
+END $$;
+
+-- Lock the turn rows with these keys, which makes `has_successor` true for them. It never waits: a row that another successor
 -- has locked already has the same effect.
 CREATE OR REPLACE FUNCTION fenced_guard.lock_turn_rows(p_grants text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -25,14 +33,15 @@ EXCEPTION WHEN invalid_parameter_value THEN
   RETURN false;  -- in the future of this snapshot: it has just begun
 END $$;
 
--- Whether a successor waits for a name of this grant: it has locked the turn row and has not ended.
+-- Whether a successor waits for a name of the lease with this turn row (`turn_of`): it has locked the turn row and has not ended.
 CREATE OR REPLACE FUNCTION fenced_guard.has_successor(p_grant text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   RETURN EXISTS (SELECT 1 FROM fenced_guard.turn t WHERE t.grant_id = p_grant AND NOT fenced_guard.locker_has_ended(t.xmax));
 END $$;
 
--- Delete the lease rows of these grants, because one of their marks now belongs to another grant. It waits for every
+-- Delete the lease rows of these grants, because one of their marks now belongs to another grant. `p_grants` has also '/' and
+-- the name of each such mark, for the turn rows. It waits for every
 -- transaction that shares such a row instead of locking its marks. No deadlock: every caller locks marks first, then lease
 -- rows, sorted. A transaction that begins later sees `has_successor`, does not share the lease row, and queues at the marks.
 CREATE OR REPLACE FUNCTION fenced_guard.retire_lease_rows(p_grants text[]) RETURNS void
@@ -49,21 +58,15 @@ BEGIN
   -- A grant without marks needs no turn row. A row that another successor has locked is skipped; `tidy_up` deletes it later.
   DELETE FROM fenced_guard.turn WHERE grant_id IN (
     SELECT grant_id FROM fenced_guard.turn WHERE grant_id = ANY (p_grants) FOR UPDATE SKIP LOCKED
-  ) AND NOT EXISTS (
+  ) AND NOT starts_with(grant_id, '/') AND NOT EXISTS (
     SELECT 1 FROM string_to_table(names, ',') AS n JOIN fenced_guard.mark m ON m.name = fenced_guard.decoded(n)
     WHERE m.grant_id = turn.grant_id
   );
 END $$;
 
--- Every announcing transaction takes advisory locks, so that a successor can find it in pg_locks (`in_the_way`): one for its
--- grant, and two for each name whose mark it raises. The two hold the token, which other transactions cannot read from the
--- mark before COMMIT. All are shared and tried, so no transaction ever waits for one. No decision depends on them.
-CREATE OR REPLACE FUNCTION fenced_guard.list_in_pg_locks(p_name text, p_token bigint) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-  PERFORM pg_try_advisory_xact_lock_shared(hashtext(p_name), (p_token >> 31)::integer),
-    pg_try_advisory_xact_lock_shared(hashtext('/' || p_name), (p_token & 2147483647)::integer);
-END $$;
+-- Every announcing transaction takes advisory locks, so that a successor can find it in pg_locks: one for its grant, and two for
+-- each name whose mark it raises. The two hold the token, which other transactions cannot read from the mark before COMMIT. All
+-- are shared and tried, so no transaction ever waits for one. No decision depends on them.
 
 -- The transactions of older tokens that keep an announcement of this stamp waiting. `may_end`: the guard's owner has the right
 -- to end the transaction, and `p_waited` milliseconds are at least the guard's `patience`.

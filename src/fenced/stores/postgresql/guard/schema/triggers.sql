@@ -31,10 +31,11 @@ BEGIN
       IF fenced_guard.confirmed(p_guard, p_name, v_rule, v_lines) THEN
         RETURN;
       END IF;
-    ELSIF (v_rule = 'retry' AND fenced_guard.carries_mark(p_name))
-      OR strpos(v_lines, concat(E'\n', v_xid, '|', p_guard, '/', p_name, E'\n')) > 0
+    ELSIF strpos(v_lines, concat(E'\n', v_xid, '|', p_guard, '/', p_name, E'\n')) > 0
       OR (v_rule = 'retry' AND strpos(v_lines, concat(E'\n', v_xid, '/', p_name, E'\n')) > 0)
       OR (strpos(v_lines, concat(E'\n', v_xid, '*', p_guard, E'\n')) > 0 AND strpos(v_lines, E'\n' || v_xid || ' ') = 0) THEN
+      RETURN;
+    ELSIF v_rule = 'retry' AND fenced_guard.carries_mark(p_name) THEN
       RETURN;
     END IF;
     IF strpos(v_lines, E'\n' || v_xid || ' ') > 0 THEN
@@ -46,7 +47,7 @@ BEGIN
         s.names := NULL;
       END LOOP;
       IF s.names IS NOT NULL AND fenced_guard.announced(p_name, v_lines) THEN
-        SELECT * INTO v_mode FROM fenced_guard.mode_of(p_guard, p_name);
+        v_mode := fenced_guard.mode_of(p_guard, p_name);
         v_verdict := fenced_guard.admit_with_short_wait(s, p_name, v_rule, v_mode.refuses);
       END IF;
     END IF;
@@ -178,9 +179,14 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_before text := current_setting('lock_timeout');
   v_verdict text;
+  v        record;
 BEGIN
   IF NOT p_refuses THEN
     RETURN fenced_guard.admit_without_waiting(s, p_name, p_rule, 'write', NULL);
+  ELSIF EXISTS (SELECT 1 FROM fenced_guard.mark WHERE name = p_name AND xmax = pg_current_xact_id()::xid) THEN
+    -- This transaction alone has locked the mark: several lockers would be a multixact. So nothing can wait.
+    v := fenced_guard.admit(s, p_name, p_rule, 'row', NULL);
+    RETURN v.verdict;
   END IF;
   PERFORM set_config('lock_timeout', '100', true);
   SELECT verdict INTO v_verdict FROM fenced_guard.admit(s, p_name, p_rule, 'row', NULL);
