@@ -7,7 +7,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -73,7 +73,9 @@ def test_broken_etcd(etcd_server: EtcdServer, servers: Servers) -> None:
     with setup.client():
         pass
     setup.table()
-    assert (setup.report()["class"], setup.report()["findings"][0]["check"]) == ("C", "tokens-could-repeat")
+    found = setup.report()
+    assert (found["class"], found["findings"][0]["check"]) == ("C", "tokens-could-repeat")
+    assert _revision(setup.report()) == _revision(found)  # it has written nothing
     values = Setup(servers).leases().values(f"{etcd_server.url()}?prefix=doctor&mode=require")
     guard = cast("CellGuard", registry.guard(values.guards[0], BlockingRuntime()))
     version, _ = step(guard.cells.get("n/orders/1"))
@@ -81,6 +83,11 @@ def test_broken_etcd(etcd_server: EtcdServer, servers: Servers) -> None:
     step(guard.close())
     first = values.report()["findings"][0]
     assert first["check"] == "guard-wrong" and "orders/1 was written without the guard" in first["says"]
+
+
+def _revision(report: dict[str, Any]) -> list[int]:
+    """Of etcd: the last token is the revision, which every write raises."""
+    return [fact for name, fact in report["facts"].items() if name.startswith("last token")]
 
 
 def test_poolers(servers: Servers) -> None:
@@ -138,17 +145,34 @@ def _made(server: PostgresqlServer, prepare: object) -> str:
 
 
 def test_it_changes_nothing(servers: Servers) -> None:
-    """PostgreSQL: the role of every test here may not write. SQLite: all rows and the floor stay the same."""
+    """PostgreSQL: the role of every test here may not write. Elsewhere all that is stored stays the same."""
     setup = Setup(servers).file().rows()
     files = [Path(url.removeprefix("sqlite:///")) for url in (*setup.authorities, *setup.guards)]
     floor = files[0].with_name(files[0].name + ".floor")
     before = [_rows(path) for path in files], floor.read_bytes()
     assert setup.doctor()[0] == 0
     assert ([_rows(path) for path in files], floor.read_bytes()) == before
-    keys = servers.redis.execute("DBSIZE")
-    setup = Setup(servers, [servers.redis.url()])
-    assert setup.doctor()[0] == 3  # there is no such namespace, and it makes none
-    assert servers.redis.execute("DBSIZE") == keys
+    folder = servers.folder / "guarded"
+    folder.mkdir()
+    setup = SOUND["ledger_and_table"](servers).values(f"file://{folder}?mode=require")
+    stored = _bytes(servers.folder)
+    assert (setup.doctor()[0], _bytes(servers.folder)) == (1, stored)
+
+
+def test_it_changes_nothing_in_redis(servers: Servers) -> None:
+    setup = SOUND["leases_in_redis"](servers).values(f"{servers.redis.url()}?tag=unchanged&mode=require")
+    stored = _keys(servers.redis)
+    assert (setup.doctor()[0], _keys(servers.redis)) == (1, stored)
+    setup.namespace = "mistyped"
+    assert (setup.doctor()[0], _keys(servers.redis)) == (3, stored)  # and it makes none
+
+
+def _bytes(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _keys(server: RedisServer) -> dict[bytes, bytes]:
+    return {key: server.execute("DUMP", key) for key in server.execute("KEYS", "*")}
 
 
 def _rows(path: Path) -> list[str]:

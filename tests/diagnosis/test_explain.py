@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import fenced
-from evidence.explained import STORM, differences, drilled, explained
+from evidence.explained import differences, drilled, explained
 from fenced.cli import app
 from fenced.client import registry
 from fenced.diagnosis import explain, lanes
@@ -108,21 +108,12 @@ def _until_free(runtime: BlockingRuntime, seconds: float) -> None:
 def test_a_drill_is_explained(tmp_path: Path) -> None:
     """`python -m evidence.explained` does it for twelve."""
     authority, guard = f"sqlite:///{tmp_path}/leases.db", f"sqlite:///{tmp_path}/values.db"
-    drill = drilled("pause", authority, guard)
+    drill = drilled("sigstop", authority, guard)
     account = explained(drill["names"][0], authority, guard)
     assert differences(drill, account) == []
     # And the comparison can fail: each of these would be a wrong story.
     for planted in (_other_holder, _no_refusal, _nobody_late, _let_through):
         assert differences(drill, planted(json.loads(json.dumps(account)))) != []
-
-
-@pytest.mark.xdist_group("drills")
-def test_a_storm_is_explained(postgresql_url: str, tmp_path: Path) -> None:
-    guard = f"sqlite:///{tmp_path}/values.db"
-    assert "--names" in STORM
-    drill = drilled("storm", postgresql_url, guard)
-    for name in drill["names"]:
-        assert differences(drill, explained(name, postgresql_url, guard)) == []
 
 
 def _other_holder(account: dict[str, Any]) -> dict[str, Any]:

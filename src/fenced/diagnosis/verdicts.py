@@ -114,7 +114,9 @@ def _weaker(
 
 
 def _switchers(guard: GuardStatus) -> str:
-    return f" Who can switch it off: {', '.join(guard.bypass) or 'nobody that can be seen from here'}."
+    """Nobody switches off a guard that binds only those who use it."""
+    who = ", ".join(guard.bypass) or "nobody that can be seen from here"
+    return f" Who can switch it off: {who}." if guard.mandatory else ""
 
 
 def place(look: GuardLook, guard: GuardStatus) -> str:
