@@ -194,7 +194,7 @@ def test_nothing_is_claimed_without_records() -> None:
     assert account.events == () and "no authority was asked" in account.unknown[0]
     assert any("no record of this name" in line for line in account.lines())
     assert "means nothing" in str(told([], audit()).unknown)
-    assert "none can be seen from here" in str(told([], replace(audit(), local=True)).unknown)
+    assert "up to a second late" in str(told([], replace(audit(), lags=True)).unknown)
 
 
 def test_the_picture_has_a_lane_for_each_lease() -> None:

@@ -109,8 +109,8 @@ def _caution(audits: Iterable[Audit]) -> None:
     for each in audits:
         if each.ahead is not None and abs(each.ahead) > CLOCK_SECONDS:
             click.echo(plain(f"{each.where}: its clock is {each.ahead:+.1f} s from this machine's"), err=True)
-        if each.local:
-            says = "decisions are recorded in the process that made them alone: none can be seen from here"
+        if each.lags:
+            says = "decisions arrive up to a second late, and only the newest of each process are kept"
             click.echo(plain(f"{each.where}: {says}"), err=True)
         if each.full:
             click.echo(plain(f"{each.where}: only the newest {NEWEST:,} records are looked at"), err=True)

@@ -216,8 +216,8 @@ def _unknown(
     if audits:
         yield "Admitted writes are not recorded, so none is shown, and that none is shown means nothing."
     for audit in audits:
-        if audit.local:
-            yield f"{audit.where} records decisions in the process that made them: none can be seen from here."
+        if audit.lags:
+            yield f"{audit.where}: decisions arrive up to a second late, and only the newest of each process are kept."
         if audit.ahead is not None:
             yield f"The clock of {audit.where} is {audit.ahead:+.2f} s from this machine's."
 

@@ -12,7 +12,7 @@ from fenced.client import registry
 from fenced.client.reaching import operate
 from fenced.diagnosis.looks import Span
 from fenced.errors import Unsupported, redacted
-from fenced.guards.guardedcells import AUDIT_LOCAL
+from fenced.guards.remembered import AUDIT_LAGS
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.values.contracts import Operator
 from fenced.values.rollout import Change, DatabaseStatus, Decision
@@ -50,8 +50,8 @@ class Audit:
     changes: tuple[Change, ...]
     ahead: float | None
     """Seconds that the clock of the store is ahead of this machine's, if that is more than the look is unsure of."""
-    local: bool
-    """Decisions are recorded in the process that made them alone, so none can be seen from here."""
+    lags: bool
+    """Decisions are written a second late, and a process that was killed has lost those since its last write."""
 
     @property
     def full(self) -> bool:
@@ -69,7 +69,7 @@ def audited(url: str, *, changes: bool = False) -> Audit:
         ahead = off if abs(off) > sure else None
     decisions = tuple(operate(url, lambda operator: operator.records(None, NEWEST)))
     made = tuple(operate(url, _changes)) if changes else ()
-    return Audit(str(redacted(url)), decisions, status, made, ahead, _local(url))
+    return Audit(str(redacted(url)), decisions, status, made, ahead, _lags(url))
 
 
 async def _status(operator: Operator) -> DatabaseStatus | None:
@@ -86,10 +86,10 @@ async def _changes(operator: Operator) -> list[Change]:
         return []
 
 
-def _local(url: str) -> bool:
+def _lags(url: str) -> bool:
     guard = registry.guard(url, BlockingRuntime())
     try:
-        return any(trait.key == AUDIT_LOCAL.key for trait in guard.traits)
+        return any(trait.key == AUDIT_LAGS.key for trait in guard.traits)
     finally:
         step(guard.close())
 
