@@ -136,6 +136,7 @@ def bug_table() -> str:
     kits = {bug.__name__: "authority kit" for bug in bugs.AUTHORITY_BUGS}
     kits |= {bug.__name__: "authority kit, on the ledger" for bug in bugs.LEDGER_BUGS}
     kits |= {bug.__name__: "guard kit" for bug in bugs.GUARD_BUGS}
+    kits |= {bug.__name__: "loop kit" for bug in bugs.LOOP_BUGS}
     rows = []
     for name in [*kits, *(name for name in in_worlds if name not in kits)]:
         bug = getattr(bugs, name, None) or in_worlds[name]

@@ -26,8 +26,13 @@ class Shifted:
         self.ahead = 0.0
         self.colour: Colour = runtime.colour
         self.random, self.secret, self.whoami = runtime.random, runtime.secret, runtime.whoami
-        self.wakeup, self.lock, self.call = runtime.wakeup, runtime.lock, runtime.call
-        self.spawn = runtime.spawn
+        self.wakeup, self.lock, self.call, self.runs_here = (
+            runtime.wakeup,
+            runtime.lock,
+            runtime.call,
+            runtime.runs_here,
+        )
+        self.spawn, self.deliver, self.pulse = runtime.spawn, runtime.deliver, runtime.pulse
 
     def now(self) -> float:
         return self._runtime.now() + self.ahead

@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 KINDS = ("stops", "starved", "collections", "calls")
 ROUND_TRIP = 0.002
 REALM = "00000000000000aa"
-_NETWORK = Faults(0.0, 0.0, ROUND_TRIP, NEVER, 0.0, NEVER, NEVER, NEVER, NEVER, 0.0, NEVER)
+_NETWORK = Faults(0.0, 0.0, ROUND_TRIP, NEVER, 0.0, NEVER, NEVER, NEVER, NEVER, 0.0, NEVER, NEVER)
 
 
 @dataclass(frozen=True, slots=True)

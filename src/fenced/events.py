@@ -21,6 +21,7 @@ __all__ = [
     "LeaseGranted",
     "LeaseInJeopardy",
     "LeaseReleased",
+    "LoopBlocked",
     "ReleaseFailed",
     "StillWaiting",
     "observe_guards",
@@ -120,6 +121,18 @@ class StillWaiting:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopBlocked:
+    """The program's event loop runs nothing but one call, for `seconds` by now. Leases are renewed all the same.
+
+    `where`: the line that the call is at, such as `report.py:146 build_report()`; "" if that is unknown. The callback
+    of an `AsyncClient` runs in its event loop, so it gets this when the call has returned; the log has it at once.
+    """
+
+    seconds: float
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeeperFailed:
     """The keeper failed with an unexpected error; its leases are lost."""
 
@@ -155,6 +168,7 @@ Event = (
     | LeaseEnded
     | ReleaseFailed
     | StillWaiting
+    | LoopBlocked
     | KeeperFailed
     | GuardDecided
 )

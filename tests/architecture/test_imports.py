@@ -48,7 +48,6 @@ LARGE_FILES = {
     "testkit/src/fenced_testkit/runtime/network.py": 487,
     "testkit/src/fenced_testkit/worlds/etcd_cluster.py": 445,
     "testkit/src/fenced_testkit/worlds/redis_node.py": 454,
-    "testkit/src/fenced_testkit/worlds/site.py": 495,
     "testkit/src/fenced_testkit/worlds/zookeeper_ensemble.py": 407,
 }
 """Files over the limit, and how many lines they may have: as many as today, in tens."""

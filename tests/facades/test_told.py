@@ -235,7 +235,9 @@ def test_an_error_says_that_the_lease_was_lost_as_well() -> None:
 
 def test_one_outage_of_many_leases_is_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    report = Reporter(None, lambda: now[0])
+    runtime = BlockingRuntime()
+    runtime.now = lambda: now[0]
+    report = Reporter(None, runtime)
     for token in range(1, 101):
         report(events.LeaseEnded(("n",), token, "g", "expired"))
         report(events.LeaseGranted(("n",), token, "g", 0.0))

@@ -10,19 +10,22 @@ import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fenced.client.faces import AsyncClient
 from fenced.core.acquiring import LeaseEngine
 from fenced.core.holding import GrantState
 from fenced.core.keeping import Keeper
+from fenced.core.renewing import Renewer
 from fenced.core.settling import GivenUp
 from fenced.core.waiting import QueueEntry
 from fenced.errors import FencedError, Indeterminate
 from fenced.guards.cells import Cell
 from fenced.leases.dictionaries import MemoryRows
 from fenced.leases.rows import NS, AttemptRow, LeaseAlgorithm, names_json
+from fenced.runtime.aio import AioRuntime
 from fenced.stores.ledger.authority.changes import Change, RecordedRows
 from fenced.stores.ledger.authority.ledger import CountingAlgorithm
 from fenced.stores.memory.authority import MemoryStore
@@ -648,6 +651,36 @@ class RenewalIsTriedOnce(LeaseEngine):
         self.keeper.__class__ = OnceTryingKeeper
 
 
+class CrossedRenewalKeeper(Keeper):
+    def _apply_to_entry(self, entry: QueueEntry, answer: RenewAnswer, sent: float) -> None:
+        super()._apply_to_entry(entry, answer, sent)
+        if isinstance(answer, Kept):
+            self.drop(entry.secret)
+
+
+class CrossedRenewalDropsTheLease(LeaseEngine):
+    """A waiter is renewed and granted at the same time: the answer to the renewal ends the keeping of its lease."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.keeper.__class__ = CrossedRenewalKeeper
+
+
+class TheLoopRenews(LeaseEngine):
+    """Renewals run in the event loop of the program, which may be blocked."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options | {"renewer": None})
+
+
+class ClosedClientRenews(LeaseEngine):
+    """The keeper goes on renewing when its client was closed: nobody else gets the names."""
+
+    async def close(self) -> None:
+        self.closed = True
+        await self.authority.close()
+
+
 class StumblingKeeper(Keeper):
     async def _renew(self, items: list[GrantState | QueueEntry]) -> None:
         known = [{item.secret: item for item in items}]
@@ -689,3 +722,31 @@ class NewAttemptEachTime(LeaseEngine):
 
     def _join_queue(self, ask: Ask) -> Any:
         return super()._join_queue(self._newest.get(ask.secret, ask))
+
+
+# Clients of asyncio.
+
+
+class RenewalsInTheLoop(AsyncClient):
+    """The event loop renews its leases itself: a body that blocks it loses them."""
+
+    def _make_renewer(self) -> Renewer:
+        return Renewer(self._authority, self._runtime)
+
+
+class CallbacksAnywhere(AioRuntime):
+    def deliver(self, call: Callable[..., object], *args: object) -> None:
+        call(*args)
+
+
+class CallbacksInTheKeepersThread(AsyncClient):
+    """The program's callbacks run in the keeper's thread, where they must not touch its event loop."""
+
+    def _make_runtime(self) -> AioRuntime:
+        return CallbacksAnywhere()
+
+
+LOOP_BUGS: tuple[type[AsyncClient], ...] = (
+    RenewalsInTheLoop,
+    CallbacksInTheKeepersThread,
+)

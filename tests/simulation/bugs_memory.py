@@ -127,6 +127,8 @@ PLANTED: list[type[Site]] = [
     with_engine(bugs.InterruptedIsForgotten),
     with_engine(bugs.InterruptedWaitsForTheServer),
     with_engine(bugs.RenewalIsTriedOnce),
+    with_engine(bugs.CrossedRenewalDropsTheLease),
+    with_engine(bugs.TheLoopRenews),
     with_engine(bugs.UnavailableIsBelieved),
     with_engine(bugs.KeeperStumbles),
     with_engine(bugs.NewAttemptEachTime),

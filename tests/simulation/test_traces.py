@@ -77,4 +77,4 @@ def test_a_bug_of_the_ledger_is_found_by_its_trace() -> None:
 def test_a_deviation_breaks_a_promise_of_the_world() -> None:
     backend = type("Bug", (MemoryBackend,), {"store_type": bugs.store_with(bugs.BusyThoughFree)})
     with pytest.raises(PromiseBroken, match=r"T at .* was free"):
-        simulate(0, type("Site", (Site,), {"backend_type": backend}))
+        simulate(4, type("Site", (Site,), {"backend_type": backend}))

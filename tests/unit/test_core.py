@@ -6,6 +6,7 @@ import pytest
 
 from fenced.core.acquiring import LeaseEngine, LeaseRequest
 from fenced.core.holding import State
+from fenced.core.renewing import Renewer
 from fenced.errors import (
     FencedError,
     Indeterminate,
@@ -20,6 +21,7 @@ from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.values.model import Ask, AskAnswer, Busy, Ended, Holder, ReleaseAnswer, Standing
 from fenced_testkit.runtime.simulated import SimulatedRuntime
 from fenced_testkit.runtime.world import Process, World
+from tests.planted.bugs import ClosedClientRenews
 
 HOLDER = Holder("1" * 32, "client", "host", 1)
 Story = Callable[[LeaseEngine, "Deaf", SimulatedRuntime], Awaitable[None]]
@@ -75,6 +77,29 @@ def in_a_world(story: Story) -> Callable[[], None]:
 
     test.__doc__ = story.__doc__
     return test
+
+
+@pytest.mark.parametrize("engine_type", [LeaseEngine, ClosedClientRenews])
+def test_a_closed_client_renews_nothing(engine_type: type[LeaseEngine]) -> None:
+    """Its keeper runs beside it. The planted one goes on."""
+    world = World(1)
+    store = MemoryStore(lambda: world.now)
+    program, beside = (SimulatedRuntime(Process(world, name)) for name in ("program", "keeper"))
+    renewer = Renewer(MemoryAuthority(store, beside), beside, program)
+    engine = engine_type(MemoryAuthority(store, program), program, HOLDER, renewer=renewer)
+    found: list[bool] = []
+
+    async def story() -> None:
+        hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=3))
+        await sleep(program, 10)
+        assert hold.state is State.HELD
+        await engine.close()
+        await sleep(program, 10)
+        found.append((await MemoryAuthority(store, program).observe("a")).held_by is None)
+
+    program.spawn(story, "story")
+    world.run(100)
+    assert found == [engine_type is LeaseEngine]
 
 
 async def sleep(runtime: SimulatedRuntime, seconds: float) -> None:

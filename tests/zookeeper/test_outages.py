@@ -15,6 +15,7 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
 from fenced.stores.zookeeper.wire import jute
 from fenced.stores.zookeeper.wire.connection import Hub, ZooKeeperWire
+from fenced.stores.zookeeper.wire.sides import Sides
 from fenced.testing import Check, run
 from fenced.testing.kit import asking, granted
 from fenced.values import timing
@@ -132,7 +133,7 @@ def test_a_member_that_is_silent_is_left_for_another_within_one_call(server: Zoo
 
 def test_a_caller_that_gives_up_leaves_the_connection_to_others() -> None:
     """The server is slow and answers: a caller who gives up leaves the connection to the others."""
-    runtime = BlockingRuntime()
+    runtime = Sides(BlockingRuntime())
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     hub = Hub(runtime)

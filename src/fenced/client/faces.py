@@ -17,6 +17,7 @@ from fenced.client.contexts import AsyncLeaseContext, LeaseContext
 from fenced.client.decorating import AsyncHeld, Held, HeldFunction, templated
 from fenced.client.leases import AsyncLease, Lease
 from fenced.core.acquiring import LeaseEngine, LeaseRequest
+from fenced.core.renewing import Renewer
 from fenced.errors import Misuse, shown
 from fenced.events import Event
 from fenced.runtime import forking
@@ -90,6 +91,14 @@ class ClientBase:
                 engine = self._made_engine
         return engine
 
+    def _make_renewer(self) -> Renewer | None:
+        """Threads, so that a body that blocks the event loop keeps its lease. None: the runtime's loops are threads."""
+        if self._runtime.colour == "blocking":
+            return None
+        threads = BlockingRuntime()
+        renews = registry.renewer(self._authority, self._given_url, threads, self._namespace)
+        return Renewer(renews, threads, self._runtime, shared=renews is self._authority)
+
     def _make_engine(self) -> LeaseEngine:
         label = self._label if self._label is not None else program()
         holder = Holder(self._runtime.secret(), label, socket.gethostname(), os.getpid())
@@ -100,6 +109,7 @@ class ClientBase:
             guarantee=self._guarantee,
             patience=self._patience,
             emit=self._on_event,
+            renewer=self._make_renewer(),
         )
         # Threads and connections refer to the engine and never to the client, so the collector can free a client
         # that the program has dropped while they still run. Each lease refers to its client and keeps it alive.
@@ -114,6 +124,8 @@ class ClientBase:
 
     def _before_fork(self) -> None:
         self._authority.before_fork()
+        if self._made_engine is not None:
+            self._made_engine.renewer.before_fork()
 
     def _forked(self) -> None:
         """In a forked child: forget the parent's leases, threads and connections."""

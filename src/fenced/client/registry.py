@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
@@ -102,6 +102,12 @@ def authority(url: str, runtime: Runtime, namespace: str = "default") -> Authori
     return cast(
         AuthorityType, _find("authority", "fenced.authorities", BUILT_IN["fenced.authorities"], url)
     ).at(url, runtime, namespace)
+
+
+def renewer(own: Authority, url: str, runtime: Runtime, namespace: str) -> Authority:
+    """An authority that renews what `own`, which is the one behind that URL, was granted under another runtime."""
+    make: Callable[[Runtime], Authority] | None = getattr(own, "renewer", None)
+    return authority(url, runtime, namespace) if make is None else make(runtime)
 
 
 def guard(url: str, runtime: Runtime) -> NamedValues:

@@ -8,7 +8,6 @@ before the withdrawal is sent and retries a failed withdrawal, so no caller wait
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from typing import assert_never
 
 from fenced import events
 from fenced.core.asked import AskedCall
-from fenced.core.callbacks import Reporter
+from fenced.core.callbacks import Reporter, warn_once
 from fenced.core.counting import AttemptCounter
 from fenced.core.holding import GrantState, State
 from fenced.core.keeping import Keeper
+from fenced.core.renewing import Renewer
 from fenced.core.settling import GivenUp, Settler
 from fenced.core.waiting import Listener, QueueEntry
 from fenced.errors import (
@@ -53,8 +53,6 @@ from fenced.values.model import (
 
 BACKOFF_FIRST = 0.02
 BACKOFF_MAX = 0.5
-_warned: dict[str, object] = {}
-log = logging.getLogger("fenced")
 
 LONG_WAIT = 60.0
 """After how many seconds an acquire that waits without a limit says so."""
@@ -109,15 +107,18 @@ class LeaseEngine:
         guarantee: str = "strict",
         patience: float = timing.PATIENCE_SECONDS,
         emit: Callable[[events.Event], None] | None = None,
+        renewer: Renewer | None = None,
     ) -> None:
+        """`renewer`: where renewals run, if not in `runtime` and through `authority`."""
         self.authority = authority
         self.runtime = runtime
         self.holder = holder
         self._observed = emit is not None
-        self.emit = Reporter(emit, runtime.now)
+        self.emit = Reporter(emit, runtime)
+        self.renewer = renewer or Renewer(authority, runtime)
         self._counter = AttemptCounter(runtime)
-        self.settler = Settler(authority, runtime, self._counter.over)
-        self.keeper = Keeper(authority, runtime, self.emit, self.settler)
+        self.settler = Settler(authority, self.renewer, self._counter.over)
+        self.keeper = Keeper(self.renewer, self.emit, self.settler)
         self.listener = Listener(authority, runtime)
         self.closed = False
         self._guarantee = guarantee
@@ -148,7 +149,8 @@ class LeaseEngine:
                     "Change that, or accept it: guarantee='best-effort' (fenced run: --guarantee best-effort)"
                 )
             if self._guarantee == "strict":
-                _warn_once(standing.warnings)
+                warn_once(standing.warnings)
+            self.renewer.realm = standing.realm  # first: a renewal follows an acquire, which follows this
             self._standing = standing
         return self._standing
 
@@ -317,6 +319,7 @@ class LeaseEngine:
             max_hold=request.max_hold,
             at_least_for=request.at_least_for,
             on_end=self._ended,
+            notes=self.keeper.notes,
         )
         return lease if self.runtime.now() < lease.deadline else None
 
@@ -464,14 +467,17 @@ class LeaseEngine:
         self.listener.stop()
         self.authority.interrupt()
         # Loops are joined only until the patience is over. A loop that waits for a silent server ends by itself
-        # when `authority.close` below closes its connection.
+        # when `close` below closes its connection.
         until = self.runtime.now() + self._patience
         try:
             await self.keeper.close(until)
             await self.listener.close(until)
             await self.settler.close(until)
         finally:
-            await self.authority.close()
+            try:
+                await self.authority.close()
+            finally:
+                await self.renewer.close(until)
 
     def abandon(self) -> bool:
         """Stop the loops and close the connections without waiting, because the program has dropped its client.
@@ -485,26 +491,19 @@ class LeaseEngine:
             loop.stop()
         self.authority.interrupt()
         self.authority.abandon()
+        self.renewer.abandon()
         return True
 
     def forked(self) -> None:
         """In a forked child: mark the leases lost, because they belong to the parent."""
         for lease in {*self._held.values(), *self.keeper.leases()}:
             lease.forked()
+        self.renewer.forked()
 
 
 def shown_label(label: str) -> str:
     """The holder's label, escaped if it contains characters that could corrupt a terminal or a log."""
     return label if label.isprintable() else shown(label)
-
-
-def _warn_once(warnings: tuple[str, ...]) -> None:
-    """Log each warning once in a process, whatever the number of clients."""
-    for warning in warnings:
-        first = object()
-        # `setdefault` is atomic: of several threads that open clients at the same time, one logs the warning.
-        if _warned.setdefault(warning, first) is first:
-            log.warning("fenced: warning: %s", warning)
 
 
 def _not_granted(request: LeaseRequest, held_by: HeldBy | None, ahead: int | None) -> NotGranted:

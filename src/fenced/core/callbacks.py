@@ -1,6 +1,7 @@
 """Call a user callback; report its exception to `sys.excepthook` instead of letting it end the keeper.
 
-Events that a program should know of are also logged, at WARNING, whether or not it has a callback.
+In asyncio the keeper's thread calls none: the program's callbacks run in its event loop. Events that a program should
+know of are also logged, at WARNING, whether or not it has a callback.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 from fenced import events
-from fenced.values.lines import LineLimit
+from fenced.core.watching import shown_place
+from fenced.values.contracts import Runtime
+from fenced.values.lines import LINES_MAX, LineLimit
 
 log = logging.getLogger("fenced")
+_warned: dict[str, object] = {}
+LINES: dict[type, int] = {events.LoopBlocked: 1}
+"""How many lines a minute a log gets about an event, if not as many as about others."""
 
 
 def call_user_callback(call: Callable[..., Any], *args: object) -> None:
@@ -31,9 +37,9 @@ class Reporter:
     report, without a lock: `setdefault` gives all of them the same counter.
     """
 
-    def __init__(self, call: Callable[[events.Event], None] | None, now: Callable[[], float]) -> None:
+    def __init__(self, call: Callable[[events.Event], None] | None, runtime: Runtime) -> None:
         self._call = call
-        self._now = now
+        self._runtime = runtime
         self._limits: dict[type, LineLimit] = {}
         """By kind of event."""
         self._out = False
@@ -42,7 +48,7 @@ class Reporter:
         if (sentence := _sentence(event)) is not None:
             self._log(type(event), sentence)
         if self._call is not None:
-            call_user_callback(self._call, event)
+            self._runtime.deliver(call_user_callback, self._call, event)
 
     def reached(self, error: Exception | None = None) -> None:
         """The authority has answered, or not. Told when that changes; two threads that see it at once both tell it."""
@@ -52,7 +58,7 @@ class Reporter:
         self(events.ConnectionMade() if error is None else events.ConnectionFailed(str(error)))
 
     def _log(self, kind: type, sentence: str) -> None:
-        more = self._limits.setdefault(kind, LineLimit()).admit(self._now())
+        more = self._limits.setdefault(kind, LineLimit(LINES.get(kind, LINES_MAX))).admit(self._runtime.now())
         if more is not None:
             log.warning("%s%s", sentence, more)
 
@@ -74,6 +80,11 @@ def _sentence(event: events.Event) -> str | None:
             return f"{_shown(names, token)} is not released yet, and expires if no retry succeeds: {why}"
         case events.StillWaiting(names, waited, why):
             return f"{', '.join(names)}: waiting for {waited:.0f} s, without a limit: {why}. Pass wait= to give up"
+        case events.LoopBlocked(seconds, where):
+            return (
+                f"the event loop is blocked for {seconds:.1f} s by now{shown_place(where)}: leases are renewed, but "
+                "nothing else runs in it"
+            )
         case events.KeeperFailed(why):
             return f"no lease is renewed any more: {why}"
     return None
@@ -81,3 +92,12 @@ def _sentence(event: events.Event) -> str | None:
 
 def _shown(names: tuple[str, ...], token: int) -> str:
     return f"the lease of {', '.join(names)} (token {token})"
+
+
+def warn_once(warnings: tuple[str, ...]) -> None:
+    """Log each warning once in a process, whatever the number of clients."""
+    for warning in warnings:
+        first = object()
+        # `setdefault` is atomic: of several threads that open clients at the same time, one logs the warning.
+        if _warned.setdefault(warning, first) is first:
+            log.warning("fenced: warning: %s", warning)

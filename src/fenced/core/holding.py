@@ -7,7 +7,7 @@ Reading takes no lock and does no I/O, so a loop can call `check()` in every ite
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -43,7 +43,9 @@ class GrantState:
         max_hold: float | None = None,
         at_least_for: float = 0.0,
         on_end: Callable[[GrantState, str], None] | None = None,
+        notes: Callable[[float], Iterable[str]] | None = None,
     ) -> None:
+        """`notes`: what people should know of a lease that was lost, and had been confirmed at that time."""
         self.runtime = runtime
         self.realm = realm
         self.names = names
@@ -64,9 +66,11 @@ class GrantState:
         self._sequence = itertools.count(1)
         self._callbacks: list[Callable[[str], Any]] = []
         self._on_end = on_end
+        self._notes = notes
         self._set_times(sent, granted.remaining)
 
     def _set_times(self, sent: float, remaining: float) -> None:
+        self._confirmed = sent
         deadline = timing.local_deadline(sent, remaining)
         self.deadline = deadline if self.hold_until is None else min(deadline, self.hold_until)
         self.overdue = sent + timing.overdue_after(self.ttl)
@@ -114,7 +118,10 @@ class GrantState:
 
     def lost_error(self) -> LeaseLost:
         reason = self.lost_reason or "expired"
-        return LeaseLost(f"{self} is lost: {reason}", reason=reason)
+        error = LeaseLost(f"{self} is lost: {reason}", reason=reason)
+        for note in self._notes(self._confirmed) if self._notes is not None else ():
+            error.add_note(note)
+        return error
 
     def next_stamp(self) -> Stamp:
         """The stamp of the next operation. A lost lease still makes stamps: the guard refuses stale ones."""
@@ -205,7 +212,7 @@ class GrantState:
                 call = self._callbacks.pop()
             except IndexError:  # another thread has called it
                 return
-            call_user_callback(call, self.lost_reason or "expired")
+            self.runtime.deliver(call_user_callback, call, self.lost_reason or "expired")
 
     def __str__(self) -> str:
         return f"lease of {', '.join(self.names)} (token {self.token})"

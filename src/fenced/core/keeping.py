@@ -1,5 +1,7 @@
 """The keeper: one loop per client that renews all its leases and queue entries, in batches.
 
+It is a thread, in asyncio too: there it also watches the event loop, and says what blocks it.
+
 Leases that are due at about the same time are renewed together, so a thousand leases cost one request a round. If a
 renewal fails, its leases are in jeopardy and the keeper retries soon. If the keeper itself fails, every lease is lost.
 """
@@ -10,30 +12,32 @@ import math
 from collections.abc import Callable
 
 from fenced.core.holding import GrantState
+from fenced.core.renewing import Renewer
 from fenced.core.settling import Settler
 from fenced.core.waiting import QueueEntry
+from fenced.core.watching import LoopWatch
 from fenced.errors import FencedError
-from fenced.events import Event, KeeperFailed, LeaseInJeopardy
+from fenced.events import Event, KeeperFailed, LeaseInJeopardy, LoopBlocked
 from fenced.values import timing
-from fenced.values.contracts import Authority, Runtime, Task
+from fenced.values.contracts import Task
 from fenced.values.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting
 
 BATCH_MAX = 5000
 CALL_SECONDS_MIN = 0.01
 IDLE_SECONDS = 5.0
 """The keeper's longest sleep. A new lease wakes it only if it is due before that sleep ends."""
+STILL_SECONDS = 0.25
+"""If the keeper wakes so much later than it wanted, the whole process did not run."""
 
 
 class Keeper:
     """Renews leases and queue entries, from `keep` to `drop`."""
 
-    def __init__(
-        self, authority: Authority, runtime: Runtime, emit: Callable[[Event], None], settler: Settler
-    ) -> None:
+    def __init__(self, renewer: Renewer, emit: Callable[[Event], None], settler: Settler) -> None:
+        self._runtime = runtime = renewer.runtime
         # One jitter for the whole client: clients renew at different times, the leases of one client together.
         self.jitter = runtime.random()
-        self._authority = authority
-        self._runtime = runtime
+        self._renewer = renewer
         self._emit = emit
         self._settler = settler
         self._leases: dict[str, GrantState] = {}
@@ -43,9 +47,15 @@ class Keeper:
         self._task: Task | None = None
         self._starting = runtime.lock()
         self._closed = False
+        self._watch: LoopWatch | None = None
+        self._still = (0.0, -math.inf)
+        """For how long the process did not run when that happened last, and when it ran again."""
 
     def keep(self, item: GrantState | QueueEntry) -> None:
         """Start renewing. Wakes the loop only when it would sleep past the first renewal, or past `max_hold`."""
+        # The watch first: whoever finds the item finds the watch over its event loop, not over one that was closed.
+        if self._watch is None or self._watch.over:
+            self._watch = self._renewer.watch()
         # Stored before the loop is looked at: a loop that runs finds it in its next round, whether or not it is kicked.
         if isinstance(item, GrantState):
             self._leases[item.secret] = item
@@ -54,7 +64,7 @@ class Keeper:
         if self._task is None:
             with self._starting:  # two first leases at the same time must not start two loops
                 if self._task is None:
-                    self._task = self._runtime.spawn(self._run, "fenced-keeper")
+                    self._task = self._renewer.spawn(self._run, "fenced-keeper")
         elif item.due < self._asleep_until:
             self._kick.set()
 
@@ -97,8 +107,10 @@ class Keeper:
                 self._asleep_until = (
                     math.inf
                 )  # set first: `_next_due` sees a new lease, or the new lease kicks
-                self._asleep_until = min(self._next_due(), self._runtime.now() + IDLE_SECONDS)
-                await self._runtime.wait(self._kick, self._asleep_until)
+                now = self._runtime.now()
+                self._asleep_until = until = min(self._next_due(), now + IDLE_SECONDS)
+                if not await self._runtime.wait(self._kick, until):
+                    self._note_late(max(until, now))
                 # Cleared before the round looks at the leases: a kick from now on is about one that it may not see,
                 # and ends the next sleep at once.
                 self._kick.clear()
@@ -117,8 +129,29 @@ class Keeper:
                 for lease in self.leases():
                     lease.lose("closed")
 
+    def _note_late(self, wanted: float) -> None:
+        """The keeper wanted to go on at that time. Nothing but the whole process can hold it up for long."""
+        now = self._runtime.now()
+        if now - wanted > STILL_SECONDS:
+            self._still = (now - wanted, now)
+            if self._watch is not None:
+                self._watch.discount(now - wanted)
+
+    def notes(self, since: float) -> list[str]:
+        """What people should know of a lease that was confirmed then, and lost."""
+        seconds, ended = self._still
+        overdue = self._runtime.now() - self._asleep_until
+        if STILL_SECONDS < overdue < math.inf:  # it is over, and the keeper has not come round yet
+            seconds, ended = overdue, math.inf
+        found = [] if self._watch is None else [self._watch.note(since)]
+        if ended >= since:
+            found.append(
+                f"this process did not run for {seconds:.1f} s (stopped, swapped, or C code that kept the GIL)"
+            )
+        return [note for note in found if note]
+
     def _next_due(self) -> float:
-        due = math.inf
+        due = math.inf if self._watch is None else self._watch.look_at
         for lease in self.leases():
             due = min(due, lease.due)
         for entry in list(self._entries.values()):
@@ -128,17 +161,35 @@ class Keeper:
     async def _round(self) -> None:
         """Mark leases lost whose deadline has passed, then renew in batches all that is due or nearly due."""
         now = self._runtime.now()
-        for lease in self.leases():
+        leases, entries = self.leases(), list(self._entries.values())
+        if (watch := self._watch) is not None:  # read after the items: see `keep`
+            self._look(watch, leases, entries)
+        for lease in leases:
             if now >= lease.deadline:
                 lease.expire()
             if lease.lost_reason is not None:
                 self.drop(lease.secret)
-        items: list[GrantState | QueueEntry] = [*self.leases(), *list(self._entries.values())]
+        items: list[GrantState | QueueEntry] = [*self.leases(), *entries]
         if any(item.renew_at <= now for item in items):
             due = [item for item in items if item.renew_at <= now + 0.15 * item.ttl]
             for start in range(0, len(due), BATCH_MAX):
                 await self._renew(due[start : start + BATCH_MAX])
         self._settler.start_if_due()
+
+    def _look(self, watch: LoopWatch, leases: list[GrantState], entries: list[QueueEntry]) -> None:
+        """Look whether the program's event loop runs, and ask it for another sign of life."""
+        if watch.over:  # nobody acts under these leases any more, so nobody should wait for them
+            for entry in entries:
+                self.drop(entry.secret)
+            for lease in leases:
+                self.drop(lease.secret)
+                lease.lose("abandoned")
+            return
+        block = watch.look(min((lease.ttl for lease in leases), default=timing.TTL_MAX))
+        if block is not None:
+            self._emit(LoopBlocked(block.seconds, block.where))
+        if leases:
+            watch.ask()
 
     async def _renew(self, items: list[GrantState | QueueEntry]) -> None:
         sent = self._runtime.now()
@@ -146,9 +197,13 @@ class Keeper:
         patience = min(_time_left(item, sent) for item in (*self.leases(), *items)) / 2
         until = sent + min(max(patience, CALL_SECONDS_MIN), timing.CALL_SECONDS)
         try:
-            answers = await self._authority.renew([item.secret for item in items], until)
+            if not self._renewer.ready:
+                await self._renewer.open(until)
+                return  # that took time: the next round, which comes at once, looks at the clock again
+            answers = await self._renewer.authority.renew([item.secret for item in items], until)
         except FencedError as error:
             answers = [Unknown(str(error))] * len(items)
+        self._note_late(until)
         for item, answer in zip(items, answers, strict=True):
             if isinstance(item, GrantState):
                 self._apply(item, answer, sent)
@@ -184,8 +239,9 @@ class Keeper:
             case Unknown():
                 entry.renew_at = self._runtime.now() + timing.retry_after(entry.ttl)
             case Kept() | Ended() | Gone():
-                # Already granted (a reply was lost) or no longer in the queue: the waiter's next ask finds out.
-                self.drop(entry.secret)
+                # Already granted (a reply was lost) or no longer in the queue: the waiter's next ask finds out. Perhaps
+                # it has: then a lease with the same secret is kept by now, and goes on being kept.
+                self._entries.pop(entry.secret, None)
                 entry.wake()
 
     def _doubt(self, lease: GrantState, why: str) -> None:

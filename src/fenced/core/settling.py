@@ -2,18 +2,19 @@
 
 A release or a withdrawal can fail, or be cancelled or interrupted, while the authority still counts the attempt as
 held or waiting. The settler records the attempt before the first request is sent. If that request gets no answer,
-the settler's loop retries the withdrawal. The loop is separate from the keeper's, so a withdrawal that hangs delays
-no renewal.
+the settler's loop retries the withdrawal through the renewer. That loop is separate from the keeper's, so a withdrawal
+that hangs delays no renewal.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
+from fenced.core.renewing import Renewer
 from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.values import timing
-from fenced.values.contracts import Authority, Runtime, Task
+from fenced.values.contracts import Authority, Task
 
 OWNER_TRY_SECONDS = timing.CALL_SECONDS + 1.0
 """How long the settler leaves an attempt to the caller that is ending it; longer than that caller's request lasts."""
@@ -39,11 +40,12 @@ class GivenUp:
 class Settler:
     """Records attempts that were given up. Its loop runs only while a withdrawal has to be retried."""
 
-    def __init__(self, authority: Authority, runtime: Runtime, over: Callable[[str], None]) -> None:
+    def __init__(self, authority: Authority, renewer: Renewer, over: Callable[[str], None]) -> None:
         """`over` is called with the secret of each attempt that the authority has ended."""
         self._authority = authority
+        self._renewer = renewer
         self._over = over
-        self._runtime = runtime
+        self._runtime = runtime = renewer.runtime
         self._given_up: dict[str, GivenUp] = {}
         self._kick = runtime.wakeup()
         self._task: Task | None = None
@@ -61,12 +63,16 @@ class Settler:
         return given_up
 
     async def end(self, given_up: GivenUp, until: float) -> None:
-        """End the attempt, held or waiting. Nothing is left to do once the authority has answered."""
+        """The caller's own try to end the attempt, held or waiting."""
+        await self._end(self._authority, given_up, until)
+
+    async def _end(self, authority: Authority, given_up: GivenUp, until: float) -> None:
+        """Nothing is left to do once the authority has answered."""
         keep = given_up.taken_until - self._runtime.now()
         if keep > 0:
-            await self._authority.release(given_up.secret, until, keep=keep)
+            await authority.release(given_up.secret, until, keep=keep)
         else:
-            await self._authority.withdraw(given_up.secret, until)
+            await authority.withdraw(given_up.secret, until)
         self.forget(given_up)
 
     def forget(self, given_up: GivenUp) -> None:
@@ -95,7 +101,7 @@ class Settler:
         with self._starting:
             if self._task is None:
                 self._came_round = self._runtime.now()
-                self._task = self._runtime.spawn(self._run, "fenced-settler")
+                self._task = self._renewer.spawn(self._run, "fenced-settler")
         self._kick.set()
 
     async def close(self, until: float) -> None:
@@ -104,7 +110,7 @@ class Settler:
         if (task := self._task) is not None:
             await task.join(until)
         for given_up in list(self._given_up.values()):
-            if not await self._try(given_up, until):
+            if not await self._try(self.end, given_up, until):
                 return
 
     def stop(self) -> None:
@@ -147,16 +153,24 @@ class Settler:
             late = now >= given_up.forget_at
             if self._closed or (given_up.retry_at > now and not late):
                 continue
-            answered = await self._try(given_up, now + timing.CALL_SECONDS)
+            answered = await self._try(self._repeat, given_up, now + timing.CALL_SECONDS)
             if late and given_up.secret in self._given_up:
                 self.forget(given_up)  # the authority has expired it by now, or else that was the last try
             if not answered:
                 return
 
-    async def _try(self, given_up: GivenUp, until: float) -> bool:
+    async def _repeat(self, given_up: GivenUp, until: float) -> None:
+        """The loop's try: it runs where the keeper runs."""
+        if not self._renewer.ready:
+            await self._renewer.open(until)
+        await self._end(self._renewer.authority, given_up, until)
+
+    async def _try(
+        self, end: Callable[[GivenUp, float], Awaitable[None]], given_up: GivenUp, until: float
+    ) -> bool:
         """Try to end the attempt. Returns whether the authority answered."""
         try:
-            await self.end(given_up, until)
+            await end(given_up, until)
         except FencedError as error:
             given_up.retry_at = self._runtime.now() + timing.retry_after(given_up.ttl)
             return not isinstance(error, Unavailable | Indeterminate)

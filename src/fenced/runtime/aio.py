@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from fenced.errors import Misuse, Unavailable
 from fenced.runtime import clocks, sockets
+from fenced.runtime.pulse import LoopPulse
 from fenced.values.contracts import (
     ByteStream,
     Colour,
@@ -74,7 +75,7 @@ def _resolve(future: asyncio.Future[bool], result: bool) -> None:
 
 
 class AioRuntime:
-    """One event loop. Everything here but `AioWakeup.set` is called in that loop's thread."""
+    """One event loop. Everything here but `AioWakeup.set` and `deliver` is called in that loop's thread."""
 
     colour: Colour = "asyncio"
     now = staticmethod(clocks.now)
@@ -105,6 +106,9 @@ class AioRuntime:
 
     def whoami(self) -> object:
         return asyncio.current_task()
+
+    def runs_here(self) -> bool:
+        return _running_loop() is not None
 
     def wakeup(self) -> AioWakeup:
         return AioWakeup()
@@ -170,6 +174,22 @@ class AioRuntime:
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Task:
         return _AioTask(work, name)
+
+    def deliver(self, call: Callable[..., object], *args: object) -> None:
+        loop = self._loop
+        if loop is None or loop is _running_loop():
+            call(*args)
+        else:
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the loop is closed: nothing of the program runs there any more
+                loop.call_soon_threadsafe(call, *args)
+
+    def pulse(self) -> LoopPulse:
+        loop = asyncio.get_running_loop()
+        if self._loop is None or self._loop.is_closed():
+            self._loop = loop
+        return LoopPulse(loop)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)

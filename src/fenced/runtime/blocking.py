@@ -93,6 +93,9 @@ class BlockingRuntime:
     def secret(self) -> str:
         return os.urandom(16).hex()
 
+    def runs_here(self) -> bool:
+        return True
+
     def wakeup(self) -> Flag:
         return Flag()
 
@@ -152,6 +155,12 @@ class BlockingRuntime:
 
     def close(self) -> None:
         """Nothing to do, for the same reason."""
+
+    def deliver(self, call: Callable[..., object], *args: object) -> None:
+        call(*args)
+
+    def pulse(self) -> None:
+        return None
 
 
 class _Thread:

@@ -17,8 +17,6 @@ from fenced.values.decision import Mark
 from fenced.values.model import (
     Ask,
     AskAnswer,
-    BatchAnswer,
-    BatchOperation,
     Credential,
     NameView,
     ReleaseAnswer,
@@ -118,6 +116,19 @@ class Task(Protocol):
         """Wait for its end, at most until `until` (None: ten seconds). A task that joins itself returns at once."""
 
 
+class Pulse(Protocol):
+    """Whether an event loop runs, for a thread that watches it."""
+
+    def ask(self, answer: Callable[[], None]) -> None:
+        """Let the event loop call `answer`."""
+
+    def where(self) -> str:
+        """The line of the program that its thread is at; "" if that is unknown."""
+
+    def over(self) -> bool:
+        """Whether it was closed."""
+
+
 class Runtime(Protocol):
     """What core, authorities and guards await. Time, tasks and the network come only from here."""
 
@@ -137,6 +148,9 @@ class Runtime(Protocol):
         """The current thread or task, to detect re-entrance."""
 
     def wakeup(self) -> Wakeup: ...
+
+    def runs_here(self) -> bool:
+        """Whether the caller may wait with this runtime: it runs in its event loop, or it may block."""
 
     def lock(self) -> AbstractContextManager[object]:
         """A lock for a few lines that never wait. A runtime with one thread returns one that does nothing."""
@@ -164,6 +178,12 @@ class Runtime(Protocol):
         """Run a blocking function. `urgent` calls do not queue behind other calls."""
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Task: ...
+
+    def deliver(self, call: Callable[..., object], *args: object) -> None:
+        """Call a function of the program where its code runs: at once, or soon in its event loop. From any thread."""
+
+    def pulse(self) -> Pulse | None:
+        """That of the event loop that runs here; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,27 +306,6 @@ class Authority(Protocol):
 
     def forked(self) -> None:
         """In a forked child: drop the parent's connections without using them."""
-
-
-class Batches(Protocol):
-    """What an authority may offer as well: many operations of many holders in one durable write."""
-
-    endings_are_quick: bool
-    """A write that only ends leases is not synced, so it should not wait for others that are."""
-
-    async def many(
-        self, operations: Sequence[BatchOperation], until: float | None = None
-    ) -> list[BatchAnswer]:
-        """Run the operations in their order; one answer each, the one that it would get alone.
-
-        An error of a single operation is its answer. If this raises Indeterminate, the outcome of all is unknown.
-        """
-
-
-class LimitedConnections(Protocol):
-    """What an authority may say as well: how many of its operations are under way at once. The others wait."""
-
-    connections: int
 
 
 @dataclass(frozen=True, slots=True)

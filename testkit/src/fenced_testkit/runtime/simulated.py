@@ -46,6 +46,9 @@ class SimulatedTask:
         self._finished = SimulatedWakeup()
         process.world.after(0.0, lambda: process.deliver(self._step))
 
+    def runs_in(self, process: Process) -> bool:
+        return process is self._process
+
     def throw(self, error: BaseException) -> None:
         """Raise it in the coroutine where it waits: the task is cancelled, or the program interrupted."""
         self._process.deliver(lambda: None if self.done or self._work is None else self._step(error))
@@ -111,6 +114,9 @@ class SimulatedRuntime:
     def whoami(self) -> object:
         return _current[-1] if _current else None
 
+    def runs_here(self) -> bool:
+        return bool(_current) and _current[-1].runs_in(self._process)
+
     def wakeup(self) -> SimulatedWakeup:
         return SimulatedWakeup()
 
@@ -151,6 +157,34 @@ class SimulatedRuntime:
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> SimulatedTask:
         return SimulatedTask(self._process, work, name)
+
+    def deliver(self, call: Callable[..., object], *args: object) -> None:
+        def run() -> None:
+            call(*args)
+
+        if not _current or _current[-1].runs_in(self._process):
+            run()
+        else:
+            self._soon(run)
+
+    def pulse(self) -> SimulatedPulse:
+        return SimulatedPulse(self._soon)
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        self._world.after(0.0, lambda: self._process.deliver(call))
+
+
+class SimulatedPulse:
+    """Of the process that stands for an event loop: it is blocked while that is paused."""
+
+    def __init__(self, soon: Callable[[Callable[[], None]], None]) -> None:
+        self.ask = soon
+
+    def where(self) -> str:
+        return ""
+
+    def over(self) -> bool:
+        return False
 
 
 def _simulated(source: Readable) -> SimulatedLink:

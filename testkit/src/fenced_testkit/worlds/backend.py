@@ -78,6 +78,15 @@ class AuthorityBackend(abc.ABC):
     def authority(self, process: Process, runtime: SimulatedRuntime) -> Authority:
         """A new client's authority. A planted bug replaces the class that is made here."""
 
+    def renewer(self, own: Authority, process: Process, runtime: SimulatedRuntime) -> Authority:
+        """What renews in a client's keeper, as `registry.renewer` makes it."""
+        make: Callable[[SimulatedRuntime], Authority] | None = getattr(own, "renewer", None)
+        return self.authority(process, runtime) if make is None else make(runtime)
+
+    def cut_off(self, client: Process, seconds: float) -> None:
+        """Lose what passes between the servers and a client for a while, other than over streams."""
+        return
+
     def processes(self) -> Sequence[Process]:
         """The servers to which clients have streams now; the site breaks those. Empty: there are no streams."""
         return ()
@@ -150,6 +159,7 @@ class WatchedAuthority:
         return result
 
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+        self._judge.observed.opens(self._process)
         standing = await self._call("open", self._real.open(create=create, until=until), until)
         self._judge.opened(standing)
         return standing

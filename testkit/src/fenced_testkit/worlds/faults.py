@@ -33,6 +33,7 @@ class Faults:
     stream_fault_every: float
     interrupt_every: float  # a task is cancelled, or its program interrupted
     cut_off_aimed: float  # the chance that a holder loses all its servers before it writes
+    block_every: float  # the event loop of a client is blocked, and its keeper is not
     jump_at: float  # when everything stands still for minutes
 
     @classmethod
@@ -51,13 +52,15 @@ class Faults:
             stream_fault_every=rng.choice((0.7, 3.0, NEVER)),
             interrupt_every=rng.choice((1.0, 4.0, NEVER, NEVER)),
             cut_off_aimed=rng.choice((0.0, 0.0, 0.3)),
+            block_every=rng.choice((2.0, 6.0, NEVER, NEVER)) if stops else NEVER,
             jump_at=rng.choice((NEVER, NEVER, NEVER, NEVER, rng.uniform(1.5, 6.0))),
         )
 
     @property
     def stop_nobody(self) -> bool:
         """Whether no client crashes or pauses. Servers may, and messages may be lost."""
-        return self.pause_every == NEVER and self.crash_every == NEVER and not self.pause_aimed
+        never = self.pause_every == self.crash_every == self.block_every == NEVER
+        return never and not self.pause_aimed
 
 
 class MessageNetwork:
@@ -102,6 +105,14 @@ class MessageServer:
         self.network = network
         self.name = name
         self.process = Process(world, name)
+        self._cut_off: dict[Process, float] = {}
+
+    def cut_off(self, client: Process, seconds: float) -> None:
+        """Lose all messages to and from a client for a while."""
+        self._cut_off[client] = self.world.now + seconds
+
+    def _reaches(self, client: Process) -> bool:
+        return self.network.healed or self._cut_off.get(client, 0.0) <= self.world.now
 
     def restart(self, down: float) -> None:
         """Crash, and come back after a while with the data on the disk."""
@@ -121,14 +132,19 @@ class MessageServer:
         box: list[Any] = []
 
         def serve() -> None:
-            self._serve(handle, lambda result: self.network.send(client, lambda: receive(result)))
+            self._serve(handle, reply)
+
+        def reply(result: Any) -> None:
+            if self._reaches(client):
+                self.network.send(client, lambda: receive(result))
 
         def receive(result: Any) -> None:
             if not box:
                 box.append(result)
                 answered.set()
 
-        self.network.send(self.process, serve)
+        if self._reaches(client):
+            self.network.send(self.process, serve)
         if not await runtime.wait(answered, until):
             raise Indeterminate(f"{self.name} did not answer")
         if isinstance(box[0], FencedError):

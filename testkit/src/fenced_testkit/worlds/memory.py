@@ -65,6 +65,12 @@ class MemoryBackend(AuthorityBackend):
         self.clients.append(made)
         return cast("Authority", made)
 
+    def renewer(self, own: Authority, process: Process, runtime: SimulatedRuntime) -> Authority:
+        return cast("Authority", MessageAuthority(self, process, runtime))  # it waits for no wake-up
+
+    def cut_off(self, client: Process, seconds: float) -> None:
+        self.server.cut_off(client, seconds)
+
     def left(self, authority: Authority) -> None:
         self.clients.remove(cast("MessageAuthority", authority))
 

@@ -97,6 +97,8 @@ class Observed:
         self._live: dict[str, ObservedAttempt] = {}
         self._last: dict[str, ObservedAttempt] = {}
         """By name: the last attempt that was granted."""
+        self._opened: dict[Process, float] = {}
+        """When a client, or its keeper, began to open its authority last."""
         self._newest: dict[object, ObservedAttempt] = {}
         """By task: its last attempt."""
 
@@ -208,11 +210,18 @@ class Observed:
             if last is not None and last.token > mine.token and last.granted < mine.kept_until:
                 self._early(last, mine)
 
-    def lost(self, public: str, process: Process, deadline: float) -> None:
-        """L8: a lease expired for its holder. If a renewal had failed in time, another one was tried."""
+    def opens(self, process: Process) -> None:
+        self._opened[process] = self._world.now
+
+    def lost(self, public: str, keeper: Process, deadline: float) -> None:
+        """L8: a lease expired for its holder. A renewal was tried, and another one if the first had failed in time."""
         mine = self._all[public]
+        if keeper.paused_since(mine.granted) or self._opened.get(keeper, -math.inf) >= mine.granted:
+            return
+        if mine.tries == 0:
+            self._judge.broken("L8", f"{public[:6]} expired, and nobody had tried to renew it")
         soon = mine.failed + 2 * timing.retry_after(mine.ttl)
-        if mine.tries == 1 and soon < deadline and not process.paused_since(mine.granted):
+        if mine.tries == 1 and soon < deadline:
             self._judge.broken("L8", f"{public[:6]} expired after one failed renewal at {mine.failed:.4f}")
 
     def jumped(self) -> None:

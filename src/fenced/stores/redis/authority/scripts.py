@@ -53,15 +53,21 @@ def source_of(name: str) -> str:
     )
 
 
+@cache
+def called(name: str) -> tuple[str, bytes, bytes]:
+    """The digest of a script, and the words that call it by its digest and by its text: once for all clients."""
+    source = source_of(name)
+    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+    return sha, bulks(("EVALSHA", sha)), bulks(("EVAL", source))
+
+
 class RedisScript:
     """One script over the keys of one namespace."""
 
     def __init__(self, name: str, namespace: str) -> None:
-        source = source_of(name)
-        self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        self.sha, self._by_sha, self._by_source = called(name)
         keys = [f"fenced:{{{tag(namespace)}}}:{key}" for key in KEYS]
         self._words = 3 + len(keys)
-        self._by_sha, self._by_source = bulks(("EVALSHA", self.sha)), bulks(("EVAL", source))
         self._opening = self._by_sha + bulks((len(keys), *keys))
 
     def opening(self, arguments: int) -> bytes:

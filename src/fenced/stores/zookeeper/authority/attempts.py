@@ -17,8 +17,8 @@ from fenced.stores.zookeeper.authority.session import SessionCall, ZooKeeperSess
 from fenced.stores.zookeeper.authority.tree import QueueLook
 from fenced.stores.zookeeper.wire import jute
 from fenced.stores.zookeeper.wire.connection import Hub
+from fenced.stores.zookeeper.wire.sides import Sides
 from fenced.values import timing
-from fenced.values.contracts import Runtime
 from fenced.values.model import Ended, Holder
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class OwnAttempts:
     def __init__(
         self,
         address: ZooKeeperAddress,
-        runtime: Runtime,
+        runtime: Sides,
         nodes: Nodes,
         hub: Hub,
         notify: Callable[[str], None],

@@ -20,6 +20,7 @@ from fenced.stores.zookeeper.authority.tree import chunks, new_space
 from fenced.stores.zookeeper.authority.watching import PlaceWatch
 from fenced.stores.zookeeper.wire import jute
 from fenced.stores.zookeeper.wire.connection import Hub
+from fenced.stores.zookeeper.wire.sides import Sides
 from fenced.values import timing
 from fenced.values.contracts import Runtime, Trait
 from fenced.values.model import (
@@ -107,19 +108,24 @@ class ZooKeeperAuthority:
     def __init__(self, address: ZooKeeperAddress, runtime: Runtime, namespace: str = "default") -> None:
         self.url = address.url
         self._address = address
-        self._runtime = runtime
         self._namespace = check_name(namespace)
         self._nodes = Nodes(address, self._namespace)
-        self._begin()
+        self._begin(Sides(runtime))
 
     @classmethod
     def at(cls, url: str, runtime: Runtime, namespace: str) -> ZooKeeperAuthority:
         return cls(ZooKeeperAddress(url), runtime, namespace)
 
-    def _begin(self) -> None:
-        runtime, nodes = self._runtime, self._nodes
+    def renewer(self, runtime: Runtime) -> ZooKeeperAuthority:
+        """Itself, for the threads of `runtime` too: attempts belong to a session, which belongs to one connection."""
+        self._hub.close()
+        self._begin(Sides(self._runtime.own, runtime))
+        return self
+
+    def _begin(self, runtime: Sides) -> None:
+        self._runtime, nodes = runtime, self._nodes
         self._woken: dict[str, None] = {}
-        self._wakeup = runtime.wakeup()
+        self._wakeup = runtime.own.wakeup()  # only the client's own callers wait for wake-ups
         self._interrupted = False
         self._hub = hub = Hub(runtime)
         self._own = own = self.attempts_type(
@@ -288,4 +294,4 @@ class ZooKeeperAuthority:
 
     def forked(self) -> None:
         _inherited.extend((self._hub, *self._own.sessions.values()))
-        self._begin()
+        self._begin(Sides(self._runtime.own))

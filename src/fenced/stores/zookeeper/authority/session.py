@@ -22,8 +22,8 @@ from fenced.stores.zookeeper.address import ZooKeeperAddress
 from fenced.stores.zookeeper.authority.attempt import ZooKeeperAttempt, ZooKeeperPhase
 from fenced.stores.zookeeper.wire import jute
 from fenced.stores.zookeeper.wire.connection import Hub, OneConnects, ZooKeeperWire, any_member, dial
+from fenced.stores.zookeeper.wire.sides import Sides
 from fenced.values import timing
-from fenced.values.contracts import Runtime
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class ZooKeeperSession:
     def __init__(
         self,
         address: ZooKeeperAddress,
-        runtime: Runtime,
+        runtime: Sides,
         hub: Hub,
         ttl: float,
         notify: Callable[[str], None],

@@ -11,6 +11,7 @@ from fenced.runtime import forking
 from fenced.stores.zookeeper.address import ZooKeeperAddress
 from fenced.stores.zookeeper.wire import jute
 from fenced.stores.zookeeper.wire.connection import Hub, OneConnects, ZooKeeperWire, any_member, dial
+from fenced.stores.zookeeper.wire.sides import Sides
 from fenced.values import timing
 from fenced.values.contracts import Runtime
 
@@ -27,7 +28,7 @@ class ZooKeeperClient:
     def __init__(self, address: ZooKeeperAddress, runtime: Runtime) -> None:
         self.url = address.url
         self._address = address
-        self._runtime = runtime
+        self._runtime = Sides(runtime)
         self._begin()
         forking.register(self)
 

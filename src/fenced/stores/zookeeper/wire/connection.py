@@ -19,6 +19,7 @@ from fenced.net.tls import tls_refused
 from fenced.runtime import sockets
 from fenced.stores.zookeeper.address import ZooKeeperAddress
 from fenced.stores.zookeeper.wire import jute
+from fenced.stores.zookeeper.wire.sides import Sides
 from fenced.values.contracts import Runtime, SocketLike, Wakeup
 
 FRAME_MAX = 64 * 2**20
@@ -26,65 +27,87 @@ READS_MAX = 16
 """How often a connection is read at once, under its lock. What is left is read next time."""
 
 
-class Hub:
-    """Lets one caller at a time wait for all connections of one client, and read for everybody."""
+class _Side:
+    """The callers of one runtime: one of them reads, and the others wait."""
 
     def __init__(self, runtime: Runtime) -> None:
+        self.bell = runtime.selector()
+        self.taken = False
+        self.waiting: dict[Wakeup, None] = {}
+
+
+class Hub:
+    """Lets one caller at a time wait for all connections of one client, and read for everybody.
+
+    One of each side: an event loop that is blocked must not keep the threads from reading. If both read at the same
+    time, the wire's lock decides who gets the bytes, and that one wakes the other.
+    """
+
+    def __init__(self, runtime: Sides) -> None:
         self._runtime = runtime
         self._lock = runtime.lock()
-        self._bell = runtime.selector()
+        self._sides = {side: _Side(side) for side in runtime.all}
         self.seen = 0
         """The newest transaction (zxid) that this client has seen: a server that is behind it refuses this client."""
-        self._taken = False
-        self._waiting: dict[Wakeup, None] = {}
 
     def add(self, wire: ZooKeeperWire) -> None:
         try:
-            self._bell.add(wire.socket, wire)
+            for side in self._sides.values():
+                side.bell.add(wire.socket, wire)
         except (OSError, ValueError, RuntimeError) as error:
             wire.socket.close()
             raise Unavailable("this client is closed") from error
 
     def remove(self, wire: ZooKeeperWire) -> None:
-        self._bell.remove(wire.socket)
+        for side in self._sides.values():
+            side.bell.remove(wire.socket)
 
     def wake(self) -> None:
-        """Let the reading caller check its condition again."""
-        self._bell.wake()
+        """Let the reading callers check their conditions again."""
+        for side in self._sides.values():
+            side.bell.wake()
+
+    def _wake_other(self, mine: _Side) -> None:
+        # Its reader is `taken` before it checks its condition. So either it finds what we have read, or we find it.
+        for side in self._sides.values():
+            if side is not mine and side.taken:
+                side.bell.wake()
 
     def close(self) -> None:
-        self._bell.close()
+        for side in self._sides.values():
+            side.bell.close()
 
     async def wait(self, met: Callable[[], bool], wakeup: Wakeup, until: float) -> bool:
         """Wait until `met` (True) or `until` (False). The caller that makes it true sets the wake-up."""
+        side = self._sides[self._runtime.side()]
         try:
             while not met():
                 with self._lock:
-                    # Decided and recorded under one lock: either we read, or the reader finds us in `_waiting` when it
+                    # Decided and recorded under one lock: either we read, or the reader finds us in `waiting` when it
                     # leaves and wakes us. So no caller sleeps while none reads.
-                    mine = not self._taken
+                    mine = not side.taken
                     if mine:
-                        self._taken = True
+                        side.taken = True
                     else:
-                        self._waiting[wakeup] = None
+                        side.waiting[wakeup] = None
                 if mine:
-                    return await self._read(met, until)
+                    return await self._read(side, met, until)
                 woken = await self._runtime.wait(wakeup, until)
                 wakeup.clear()
                 if not woken:
                     return met()
             return True
         finally:
-            self._pass_on(wakeup)
+            self._pass_on(side, wakeup)
 
-    async def _read(self, met: Callable[[], bool], until: float) -> bool:
+    async def _read(self, side: _Side, met: Callable[[], bool], until: float) -> bool:
         """Read for all callers, until our own condition is met."""
         try:
             while not met():
                 if self._runtime.now() >= until:
                     return False  # a server that never stops sending would keep us here; the caller reads once more
                 try:
-                    ready = await self._bell.wait(until)
+                    ready = await side.bell.wait(until)
                 except (OSError, ValueError) as error:  # closed meanwhile
                     raise ConnectionBroken("this client is closed") from error
                 if ready is None:
@@ -92,15 +115,17 @@ class Hub:
                 for wire in ready:
                     assert isinstance(wire, ZooKeeperWire)
                     wire.receive()
+                if ready:
+                    self._wake_other(side)
             return True
         finally:
-            self._taken = False
+            side.taken = False
 
-    def _pass_on(self, wakeup: Wakeup) -> None:
-        """Called by every caller that leaves: if none reads now, wake one of the waiting callers to do it."""
+    def _pass_on(self, side: _Side, wakeup: Wakeup) -> None:
+        """Called by every caller that leaves: if none of its side reads now, wake one that waits to do it."""
         with self._lock:
-            self._waiting.pop(wakeup, None)
-            following = next(iter(self._waiting), None) if not self._taken else None
+            side.waiting.pop(wakeup, None)
+            following = next(iter(side.waiting), None) if not side.taken else None
         if following is not None:
             following.set()
 
@@ -127,7 +152,7 @@ class ZooKeeperWire:
         self,
         link: SocketLike,
         hub: Hub,
-        runtime: Runtime,
+        runtime: Sides,
         where: str,
         on_event: Callable[[jute.WatchEvent | None], None],
     ) -> None:
@@ -164,6 +189,7 @@ class ZooKeeperWire:
         done = await self._hub.wait(call.over, call.wakeup, until)
         if not done:
             self.receive()  # the reply may have arrived in time, and no caller has read it yet
+            self._hub.wake()  # what else was read may be for a caller that reads itself
         if call.broken is not None:
             raise call.broken
         if not call.over():
@@ -279,7 +305,7 @@ class ZooKeeperWire:
 class OneConnects:
     """Lets one caller at a time connect, and the others wait for it."""
 
-    def __init__(self, runtime: Runtime, url: str) -> None:
+    def __init__(self, runtime: Sides, url: str) -> None:
         self._runtime = runtime
         self._url = url
         self._lock = runtime.lock()
@@ -307,14 +333,22 @@ class OneConnects:
                 if not await self._runtime.wait(turn, until):
                     raise Unavailable(f"{self._url}: no connection in time")
                 continue
-            try:
-                return await connect(until)
-            finally:
-                with self._lock:
-                    self._connecting = False
-                    waiting, self._waiting = self._waiting, []
-                for turn in waiting:
-                    turn.set()
+            wire = await self._runtime.beside(lambda: self._connect(connect, until), until)
+            if wire is None:
+                raise Unavailable(f"{self._url}: no connection in time")
+            return wire
+
+    async def _connect(
+        self, connect: Callable[[float], Awaitable[ZooKeeperWire]], until: float
+    ) -> ZooKeeperWire:
+        try:
+            return await connect(until)
+        finally:
+            with self._lock:
+                self._connecting = False
+                waiting, self._waiting = self._waiting, []
+            for turn in waiting:
+                turn.set()
 
 
 async def any_member(
