@@ -8,7 +8,8 @@ from fenced.drills.play import Play
 from fenced.drills.story import AUTHORITY
 from fenced.runtime.clocks import now
 
-_REFUSED_LATE = "A's write came after B's. The database refused it."
+WRITES_BEFORE = 1.5
+"""So many seconds before its lease ends A sends the write that is held up: it must not give up the call meanwhile."""
 
 
 def partition(play: Play) -> None:
@@ -41,6 +42,7 @@ def delayed_write(play: Play) -> None:
     play.relay("authority").black_hole()
     play.relay("guard").black_hole()
     play.begin_fault("is behind a network that holds everything up", "the network holds up")
+    play.holders.sleep_until(play.expires() - WRITES_BEFORE)
     writing = play.ask("A", "write", "writing", amount=1)
     text = (
         f"sells 1, writes: stock {writing['stock']}, with token {writing['token']}; the network holds it up"

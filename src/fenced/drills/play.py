@@ -163,7 +163,7 @@ class Play:
 
     def take_over(self, *, amount: int = 3, read: bool = True) -> None:
         """B asks while A has the lease, waits for its end, reads and writes. NotShown if A keeps its lease."""
-        expires = max(self.stage.expiry(self.name, self.token("A")), self._granted["A"]["began"] + self.ttl)
+        expires = self.expires()
         patience = self.ttl + PATIENCE_SECONDS
         asked = self.ask("B", "acquire", "asking", name=self.name, wait=patience)
         self.log.add_asking("B", asked, busy=True)
@@ -175,14 +175,22 @@ class Play:
             self.read("B")
             self.write("B", amount)
 
+    def expires(self) -> float:
+        """When A's lease ends, unless it is renewed. Some authorities say it only roughly."""
+        began: float = self._granted["A"]["began"]
+        return max(self.stage.expiry(self.name, self.token("A")), began + self.ttl)
+
     def _until_granted(self, until: float) -> Message:
         """B's grant. If A says meanwhile that its fault is over, it may go on renewing: then B gets nothing."""
+        kept: list[tuple[HolderProcess, Message]] = []
         while (received := self.holders.next_message(until)) is not None:
             process, message = received
             if process.holder == "B" and message["event"] == "granted":
+                self.holders.keep(kept)
                 return message
             if process.holder == "B":
                 raise NotShown(f"B was not granted the lease: {message.get('why', message['event'])}")
+            kept.append(received)
             until = min(until, now() + 2 * self.ttl)
         raise NotShown("the fault was over before the lease of A was: nobody took over")
 

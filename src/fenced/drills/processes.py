@@ -200,6 +200,10 @@ class HolderProcesses:
             raise CouldNotRun(f"holder {process.holder}: {message['why']}")
         return process, message
 
+    def keep(self, received: Sequence[tuple[HolderProcess, Message]]) -> None:
+        """Put messages back, in front of all others: somebody else waits for them."""
+        self._received.extendleft(reversed(received))
+
     def sleep_until(self, until: float) -> None:
         """Sleep, keep messages for later, and raise CouldNotRun as soon as a holder ends."""
         while (left := until - now()) > 0:
