@@ -46,6 +46,9 @@ class FileCells:
             if key == CONFIG:
                 config = self.folder.configuration()
                 return config, config
+            # Locking makes the mark file, and a look should make nothing. Without it nothing is committed.
+            if disk.status(f"{self.folder.private}/marks/{file_of(key)}.mark") is None:
+                return None, None
             with self.folder.locked(key) as name:
                 header = name.header
                 return (None, None) if header is None else (header, header + b"\n" + self._contents(name))
