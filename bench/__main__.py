@@ -34,6 +34,7 @@ GROUPS = {
     "guards_dynamodb": "bench.guards_dynamodb",
     "proxy": "bench.proxy",
     "startup": "bench.startup",
+    "metrics": "bench.metrics",
     "redis": "bench.on_redis",
     "postgresql": "bench.on_postgresql",
     "guards_postgresql": "bench.guards_postgresql",
@@ -45,6 +46,7 @@ GROUPS = {
     "http_receivers": "bench.http_receivers",
 }
 PACKAGES = {
+    "metrics": "prometheus-client opentelemetry-sdk 'psycopg[binary]'",
     "guards_redis": "redis",
     "redis": "redis python-redis-lock",
     "postgresql": "'psycopg[binary]'",

@@ -22,6 +22,7 @@ from typing import Any
 
 import fenced
 from evidence import (
+    alerts,
     authority_storms,
     celery_visibility,
     claim_storm,
@@ -215,6 +216,7 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "zookeeper_search": lambda _: zookeeper_search.run(),
     "worlds": lambda _: worlds.run(),
     "once": lambda _: once.run(),
+    "alerts": lambda _: alerts.run(),
     "bench": lambda _: bench(),
 }
 

@@ -1,6 +1,7 @@
 """A real Prometheus and Alertmanager: every alert fires in its scenario, none in honest traffic, promtool agrees.
 
-One story, because servers and windows take seconds: honest traffic first, then all scenarios at once.
+One story with windows of seconds: honest traffic first, then all scenarios at once. It needs a machine that is not
+overloaded: in honest traffic a holder that gets no CPU for half a second loses its lease, as it should.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import ExitStack
@@ -19,57 +21,21 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import psycopg
-import pytest
 
 import fenced
-from fenced.metrics.alerts import ALERTS, SHORT, expression, rules
-from fenced.metrics.dashboard import SCRAPE, dashboard, panel_expression, panels
-from fenced.metrics.table import BY_NAME, TABLE
+from fenced.metrics.alerts import ALERTS, SHORT, rules
+from fenced.metrics.dashboard import panel_expression, panels
 from fenced.proofs import HmacKey
 from fenced.runtime.blocking import step
 from fenced.sql import Guard
 from fenced.stores.postgresql.guard.engine import ENGINE
 from fenced.values.model import Stamp
-from fenced_testkit.servers import ServiceServer
+from fenced_testkit.servers import PostgresqlServer, ServiceServer
 from tests.metrics.servers import Alertmanager, Prometheus, get, promtool, until
 
-ROOT = Path(__file__).parents[2]
-DEPLOY = ROOT / "deploy" / "monitoring"
-QUIET_SECONDS = 6.0
+ROOT = Path(__file__).parents[1]
+QUIET_SECONDS = 60.0
 """Of honest traffic, before which nothing may fire."""
-ALSO = {metric.also for metric in TABLE} - {""}
-
-
-def test_what_is_deployed_is_what_the_command_prints(tmp_path: Path) -> None:
-    for what, name in (
-        ("rules", "alerts.yml"),
-        ("scrape", "prometheus.yml"),
-        ("dashboard", "dashboard.json"),
-    ):
-        printed = subprocess.run(
-            [sys.executable, "-m", "fenced", "alerts", what], capture_output=True, text=True, check=True
-        )
-        assert printed.stdout == (DEPLOY / name).read_text(), (
-            f"fenced alerts {what} >deploy/monitoring/{name}"
-        )
-    promtool("check", "rules", str(DEPLOY / "alerts.yml"))
-    promtool("check", "config", "--syntax-only", str(DEPLOY / "prometheus.yml"))
-
-
-def test_alerts_and_panels_name_metrics_of_the_table() -> None:
-    texts = [expression(alert) for alert in ALERTS] + [panel_expression(metric) for _, metric in panels()]
-    for text in texts:
-        for name in re.findall(r"\bfenced_\w+", text):
-            assert name.removesuffix("_bucket") in BY_NAME, name
-    assert "expr" in dashboard() and "fenced-exporter" in SCRAPE
-
-
-def test_every_alert_has_a_runbook() -> None:
-    page = (ROOT / "docs" / "runbooks" / "alerts.md").read_text()
-    for alert in ALERTS:
-        section = page.partition(f"\n## {alert.name}\n")[2].partition("\n## ")[0]
-        for part in ("What you see", "Why", "What to do", "On purpose"):
-            assert f"**{part}.**" in section, f"{alert.name}: {part}"
 
 
 class Hook(BaseHTTPRequestHandler):
@@ -168,9 +134,19 @@ def break_the_guard(stage: Stage) -> None:
     get(f"http://127.0.0.1:{stage.holders[0][1]}/keeper")  # FencedKeeperFailed
 
 
-@pytest.mark.timeout(280)
-@pytest.mark.xdist_group("prometheus")
-def test_every_alert_fires_in_its_scenario_and_none_before(tmp_path: Path, postgresql_url: str) -> None:
+def run() -> dict[str, Any]:
+    """The story once; raises if an alert does not fire, or one fires in honest traffic."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, PostgresqlServer() as server:
+        play(Path(folder), server.url(server.create_database()))
+    return {
+        "alerts that fired, each in its scenario": len(ALERTS),
+        "seconds of honest traffic, in which none fired": QUIET_SECONDS,
+        "seconds": round(time.monotonic() - began),
+    }
+
+
+def play(tmp_path: Path, postgresql_url: str) -> None:
     hook = HTTPServer(("127.0.0.1", 0), Hook)
     threading.Thread(target=hook.serve_forever, daemon=True).start()
     receiver = (
