@@ -71,7 +71,11 @@ def _changed(path: Path) -> str:
     text = API_TABLE.sub(_from_docstrings, SOURCE.sub(r"\1", text))
     if path == DOCS / "index.md":
         return text + "".join(_navigation(text))
-    if path in (DOCS / "decisions" / "index.md", DOCS / "evidence" / "index.md"):
+    if path in (
+        DOCS / "decisions" / "index.md",
+        DOCS / "evidence" / "index.md",
+        DOCS / "runbooks" / "index.md",
+    ):
         return text + _contents("", sorted(page.name for page in path.parent.glob("*.md") if page != path))
     return text
 
