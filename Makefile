@@ -121,14 +121,15 @@ $(VENV)/.package: pyproject.toml | $(VENV)/.made
 	@$(PIP) install --editable .
 	@touch $@
 
-# Everything from the lock, the build backend too; then the package, with nothing left to fetch. The wheels are what
-# a user may install: tests install some of them into empty environments.
+# Everything from the lock, the build backend too; then the package, with nothing left to fetch. A lock is complete, so
+# nothing is resolved: pip 23 would ask for a hash of `psycopg[pool]`, which is psycopg and psycopg-pool. The wheels are
+# what a user may install: tests install some of them into empty environments.
 $(VENV)/.test: $(foreach lock,test build walk,requirements/$(lock).lock) pyproject.toml | $(VENV)/.made
 	@echo "installing what the tests need into $(VENV)"
-	@$(PIP) install --require-hashes --requirement requirements/test.lock
+	@$(PIP) install --no-deps --require-hashes --requirement requirements/test.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable . --editable testkit
 	@rm -rf $(VENV)/wheels
-	@$(PIP) download --require-hashes --dest $(VENV)/wheels \
+	@$(PIP) download --no-deps --require-hashes --dest $(VENV)/wheels \
 	  --requirement requirements/build.lock --requirement requirements/walk.lock
 	@touch $(VENV)/.package $@
 
