@@ -70,6 +70,8 @@ class ObservedAttempt:
     """When its max_hold ends."""
     failed: float = math.inf
     """When the first renewal failed since one has succeeded."""
+    kept: float = -math.inf
+    """When the last renewal was answered that succeeded. After the holder's deadline that does not help any more."""
     tries: int = 0
     """Renewals since one has succeeded."""
 
@@ -182,7 +184,7 @@ class Observed:
         mine = self._all[grant_id(secret)]
         if isinstance(answer, Kept):
             mine.held_until = max(mine.held_until, sent + answer.remaining)
-            mine.failed, mine.tries = math.inf, 0
+            mine.failed, mine.tries, mine.kept = math.inf, 0, self._world.now
         elif isinstance(answer, Waiting):
             mine.place_until = max(mine.place_until, sent + self._judge.place_seconds(mine.ttl))
         else:
@@ -218,7 +220,7 @@ class Observed:
         mine = self._all[public]
         if keeper.paused_since(mine.granted) or self._opened.get(keeper, -math.inf) >= mine.granted:
             return
-        if mine.tries == 0:
+        if mine.tries == 0 and mine.kept < deadline:
             self._judge.broken("L8", f"{public[:6]} expired, and nobody had tried to renew it")
         soon = mine.failed + 2 * timing.retry_after(mine.ttl)
         if mine.tries == 1 and soon < deadline:
