@@ -124,10 +124,12 @@ class Observed:
         """L9: an attempt that its task has given up for another one was released or withdrawn.
 
         Those that were begun before the faults ended, but not so long before that the settler may have forgotten them
-        when servers answered again: they had expired.
+        when servers answered again: they had expired. Nor those whose settler could not even open its authority.
         """
+        opened = {process.name.removesuffix("/keeper"): at for process, at in self._opened.items()}
         for mine in self._all.values():
             given_up = mine.process.alive and self._newest[mine.owner] is not mine
+            given_up &= opened.get(mine.process.name, -math.inf) <= mine.asked
             if given_up and mine.is_open and not mine.leaves and mine.asked < healed_at:
                 remembered = mine.asked + OWNER_TRY_SECONDS + timing.repeat_for(mine.ttl)
                 if remembered > healed_at + ANSWERS_AGAIN and not mine.process.paused_since(mine.asked):
