@@ -356,6 +356,7 @@ DECLARE
   v_before text := current_setting('lock_timeout');
   v_wait   bigint := CASE WHEN v_before <> '0' THEN fenced_guard.milliseconds('lock_timeout') ELSE 0 END;
   v_patience bigint;
+  v_sample double precision;
   v_proof  boolean;
   v_rule   text;
   v_step   text;
@@ -386,9 +387,9 @@ DECLARE
   i        integer;
 BEGIN
   -- A guard without triggers decides about the write here.
-  SELECT t.proof, t.patience * 1000, g.rule, CASE WHEN p_alone THEN 'alone' WHEN g.mandatory IS false THEN 'write' ELSE 'announce' END,
+  SELECT t.proof, t.patience * 1000, t.sample, g.rule, CASE WHEN p_alone THEN 'alone' WHEN g.mandatory IS false THEN 'write' ELSE 'announce' END,
     EXISTS (SELECT 1 FROM fenced_guard.lease WHERE grant_id = split_part(v_texts[1], ':', 5))
-  INTO v_proof, v_patience, v_rule, v_step, v_shared
+  INTO v_proof, v_patience, v_sample, v_rule, v_step, v_shared
   FROM fenced_guard.trust t LEFT JOIN fenced_guard.guard g ON g.guard = p_guard;
   IF v_proof THEN
     IF NOT fenced_guard.may_write() AND (
@@ -501,6 +502,9 @@ BEGIN
     -- Only if all names of the lease were admitted: a row's epoch identifies the lease of its last write, but not the name.
     IF v_counts[i] = cardinality(s.names) AND (cardinality(v_texts) = 1 OR fenced_guard.all_marks_are_ours(s)) THEN
       v_whole := v_whole || v_texts[i];
+    END IF;
+    IF v_sample > 0 AND v_step <> 'alone' AND random() < v_sample THEN
+      PERFORM fenced_guard.note(p_guard, ARRAY[s.names[1]], s.text, 'admit', 'admit', 'sample');
     END IF;
     CONTINUE WHEN v_rule <> 'retry' OR (v_step <> 'alone' AND current_setting('transaction_isolation') = 'serializable');
     -- The first announcement inside a transaction makes no lease row: many leases write once, and are over.
