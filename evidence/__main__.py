@@ -27,6 +27,7 @@ from evidence import (
     celery_visibility,
     claim_storm,
     drills,
+    elections,
     guard_holders,
     ledger,
     live_page,
@@ -43,6 +44,7 @@ from evidence import (
     worlds,
     zookeeper_search,
 )
+from evidence.elections import worlds as election_worlds
 from fenced_testkit.servers import (
     DynamoServer,
     EtcdServer,
@@ -215,6 +217,8 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "service_memory": lambda _: service_memory.run(),
     "zookeeper_search": lambda _: zookeeper_search.run(),
     "worlds": lambda _: worlds.run(),
+    "elections": lambda options: elections.run(changes=options.changes),
+    "election_worlds": lambda _: election_worlds.evidence(),
     "once": lambda _: once.run(),
     "alerts": lambda _: alerts.run(),
     "bench": lambda _: bench(),
@@ -230,6 +234,9 @@ def main(arguments: list[str]) -> int:
     storm.add_argument("--workers", type=int, default=authority_storms.WORKERS)
     storm.add_argument("--seed", type=int, default=authority_storms.SEED)
     parser.add_argument("--rounds", type=int, default=drills.ROUNDS, help="of drills")
+    parser.add_argument(
+        "--changes", type=int, default=elections.CHANGES, help="of leaders, on each authority"
+    )
     parser.add_argument("--set-seconds", type=float, default=SET_SECONDS, help="of sets, for each guard")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - FIGURES.keys():

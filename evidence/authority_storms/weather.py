@@ -61,6 +61,9 @@ class Log:
             line = {"at": now() if at is None else at, "who": "storm", "do": do, **details}
             self._file.write(json.dumps(line) + "\n")
 
+    def close(self) -> None:
+        self._file.close()
+
     def fault(self, what: str) -> None:
         self.counts[what] += 1
         self.write("fault", what=what)

@@ -17,6 +17,7 @@ from fenced.values.model import (
     AskAnswer,
     BatchOperation,
     Busy,
+    NameView,
     Release,
     ReleaseAnswer,
     Renewal,
@@ -193,6 +194,10 @@ class MessageAuthority:
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         return await self._call(partial(self._backend.withdraw, secret), until)
+
+    async def observe(self, name: str, until: float | None = None) -> NameView:
+        found: NameView = await self._call(partial(self._backend.decides.observe, name), until)
+        return found
 
     async def next_wakeups(self, until: float) -> list[str]:
         if not self._woken:

@@ -129,7 +129,10 @@ class Site:
         beside = rng.random() < 0.5
         keeper = Process(self.world, f"{name}/keeper", rate=rate, offset=offset) if beside else process
         self.processes += dict.fromkeys((process, keeper))
-        SimulatedClient(self, process, keeper).start()
+        self.client(process, keeper).start()
+
+    def client(self, process: Process, keeper: Process) -> SimulatedClient:
+        return SimulatedClient(self, process, keeper)
 
     def run(self) -> Judge:
         try:
