@@ -23,7 +23,7 @@ import fenced.sql
 from fenced_testkit.servers import ServiceServer
 
 CHROMIUM = os.environ.get("FENCED_CHROMIUM", "/usr/bin/chromium")
-WIDTHS = {390: 760, 1280: 720, 3840: 2160}
+WIDTHS = {390: 760, 1024: 768, 1280: 720, 1600: 900, 3840: 2160}
 DOCS = Path(__file__).parents[1] / "docs" / "img"
 REFUSALS = 20
 NAMES = 1000
@@ -116,6 +116,10 @@ class GuardedOrders:
             return False
         return True
 
+    def write_unstamped(self) -> None:
+        """As a program that knows nothing of leases."""
+        self._db.execute("UPDATE orders SET qty = qty - 1 WHERE id = 42")
+
 
 @contextlib.contextmanager
 def _service() -> Iterator[tuple[str, Cast, GuardedOrders]]:
@@ -149,6 +153,7 @@ def _populate(cast: Cast, orders: GuardedOrders) -> None:
     cast.ask("index/shard-03", "indexer-9@search-2", wait=True)
     cast.ask("mail/outbox", "relay@mx-1", ttl=45)
     cast.ask("mail/outbox", "relay@mx-2", ttl=45, wait=True)
+    orders.write_unstamped()
 
 
 def screens(folder: Path) -> None:

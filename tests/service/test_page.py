@@ -263,6 +263,66 @@ def test_a_dropped_connection_comes_back(opened: Opened, site: Site) -> None:
     expect(page.locator("#rows")).to_contain_text("after")
 
 
+def test_sorting_and_ages(opened: Opened, site: Site) -> None:
+    """Held since, the oldest waiter, and the hot names: each name is first in one order."""
+    cast = site.cast()
+    cast.ask("a", "zoe")
+    cast.ask("b", "yan")
+    cast.ask("c", "adam")
+    page = opened(cast)
+    rows, names = page.locator("#rows tr"), page.locator("#rows td.name")
+    order = page.get_by_label("Sort by")
+    with cast.waiting("c", "first"), cast.waiting("b", "second"), cast.waiting("b", "third"):
+        expect(rows.nth(1).locator(".line")).to_contain_text("2 waiting")
+        expect(rows.nth(1).locator(".line")).to_contain_text(re.compile(r"oldest for \d+\ss"))
+        expect(rows.nth(0).locator(".since")).to_have_text(re.compile(r"^\d+\ss$"))
+        for value, found in {
+            "name": "abc", "holder": "cba", "token": "cba", "held": "abc", "queue": "bca", "oldest": "cba",
+        }.items():  # fmt: skip
+            order.select_option(value)
+            expect(names).to_have_text(list(found))
+        page.get_by_text("waited for", exact=True).click()
+        expect(order).to_have_value("queue")
+        expect(page.locator("#hot button")).to_have_text(["b", "c"])
+        expect(page.locator("#hot")).to_contain_text("waited for 2 times")
+    page.locator("#hot").get_by_role("button", name="b").click()
+    expect(page.locator("#detail h2")).to_have_text("b")
+
+
+def test_the_title_counts_while_nobody_looks(new_page: NewPage, tmp_path: Path) -> None:
+    """A hidden tab looks now and then. Refusals that were on the page before do not count."""
+    orders = GuardedOrders(tmp_path / "shop.db")
+    with ServiceServer(options=("--guard", orders.url)) as server:
+        cast, page = Cast(server.url()), new_page(server.url())
+        late, newer = cast.overtake("orders/42", "late", "newer")
+        assert orders.write(newer) and not orders.write(late)
+        page.clock.install()
+        page.goto("/")
+        expect(page.locator("#feed li.refused")).to_have_count(1)  # from before it was opened
+        title = page.title()
+        page.evaluate(HIDE, True)
+        assert not orders.write(late) and not orders.write(late)
+        page.clock.fast_forward(30_000)
+        expect(page).to_have_title(f"(2) {title}")
+        page.clock.fast_forward(3_000)
+        expect(page.locator("#live")).to_have_text("paused while the tab is hidden")
+        page.evaluate(HIDE, False)
+        expect(page).to_have_title(title)
+        expect(page.locator("#live")).to_have_text("live")
+
+
+def test_what_needs_attention(opened: Opened, site: Site) -> None:
+    """A guard that does not answer, and writers without a stamp: who they are, and that axe finds nothing."""
+    site.orders.write_unstamped()
+    page = opened(site.cast())
+    notices = page.get_by_role("region", name="What needs attention")
+    expect(notices).to_contain_text("missing.db does not answer")
+    expect(notices).to_contain_text(re.compile(r"orders: \d+ writes? without a stamp"))
+    expect(page.locator("#guards .unstamped tbody tr")).to_have_count(1)
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+
+
 def test_from_one_namespace_to_another_by_keyboard(opened: Opened, site: Site) -> None:
     """As they come into use. The address names the namespace, and a reader sees those of its token."""
     cast = site.cast()

@@ -22,6 +22,7 @@ from fenced.runtime.aio import AioRuntime
 from fenced.service import answers, openapi, page
 from fenced.service.access import EVERYBODY, Admission, Principal, TokenFile, is_own_host
 from fenced.service.bodies import (
+    HOT_SHOWN,
     AskBody,
     BatchBody,
     FloorAnswer,
@@ -54,7 +55,6 @@ from fenced.values.failures import NoNamespace
 from fenced.values.model import BatchAnswer, BatchOperation, grant_id
 
 PAGE_MAX = 1000
-HOT_SHOWN = 10
 READY_SECONDS = 2.0
 TOO_LONG = plain(
     431, "The head of the request is too long", f"at most {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} headers"

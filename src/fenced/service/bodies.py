@@ -266,6 +266,9 @@ class MarkBody(Struct):
     token: Token
 
 
+HOT_SHOWN = 10
+
+
 class HotView(Struct):
     """A name that had to be waited for."""
 

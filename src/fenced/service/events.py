@@ -82,8 +82,10 @@ class Events:
         """Of the last `answered`: how long the granted asks that had queued had waited since their first answer."""
         self.contended = 0
         """How many asks had to queue."""
-        self._queued: dict[str, float] = {}
-        """When the asks that are queued, as far as is known, were answered first."""
+        self._queued: dict[str, tuple[float, str, Ask]] = {}
+        """The asks that are queued, as far as is known: when each was answered first, and in which namespace."""
+        self._places: dict[tuple[str, str, str], float] = {}
+        """Since when a holder waits for a name, by namespace, name and the holder's id."""
         self._hot: dict[str, HotNames] = {}
         """By namespace."""
         self.listener: Callable[[], None] | None = None
@@ -105,13 +107,13 @@ class Events:
                 names, holder, grant = operation.names, operation.holder, grant_id(operation.secret)
                 token, _, ttl = answer
                 unended[grant] = at + ttl
-                if self._queued and (since := self._queued.pop(grant, None)) is not None:
+                if self._queued and (since := self._left_queue(grant)) is not None:
                     self.waited.append(at - since)
                 leases.append((number, at, "granted", namespace, names, token, grant, holder, ttl))
             elif isinstance(answer, ENDS):
                 number += 1
                 grant = grant_id(operation.secret)
-                self._queued.pop(grant, None)
+                self._left_queue(grant)
                 why = answer.reason if isinstance(answer, Ended) else "released"
                 if grant in unended:  # otherwise it may have waited only, or it was counted
                     del unended[grant]
@@ -135,7 +137,8 @@ class Events:
         grant = grant_id(ask.secret)
         if grant in self._queued:
             return
-        self._queued[grant] = at
+        self._queued[grant] = at, namespace, ask
+        self._places |= {(namespace, name, ask.holder.id): at for name in ask.names}
         self.contended += 1
         hot = self._hot.get(namespace)
         if hot is None:
@@ -144,7 +147,23 @@ class Events:
             hot.add(name, at)
         if len(self._queued) > GRANTS_MAX:
             for old in list(islice(self._queued, GRANTS_MAX // 10)):
-                del self._queued[old]
+                self._left_queue(old)
+
+    def _left_queue(self, grant: str) -> float | None:
+        """Since when it had waited; None if it is not known that it did."""
+        found = self._queued.pop(grant, None)
+        if found is None:
+            return None
+        since, namespace, ask = found
+        for name in ask.names:
+            place = (namespace, name, ask.holder.id)
+            if self._places.get(place) == since:  # else a newer ask of the same holder waits
+                del self._places[place]
+        return since
+
+    def waits_since(self, namespace: str, name: str, holder: Holder) -> float | None:
+        """Since when a holder waits for a name; None if it has asked another instance."""
+        return self._places.get((namespace, name, holder.id))
 
     def hot_in(self, namespace: str) -> list[HotName]:
         """The names of a namespace that asks had to queue for in the last minutes, the hottest one first."""

@@ -16,11 +16,21 @@ from fenced import __version__
 from fenced.errors import FencedError, Unavailable
 from fenced.http1.exchanges import ServerExchange
 from fenced.service.access import EVERYBODY, Principal
+from fenced.service.bodies import HOT_SHOWN, HotView
 from fenced.service.events import Events, ServiceEvent
 from fenced.service.feed import Story
 from fenced.service.namespaces import ServedNamespace, ServedNamespaces
 from fenced.service.replies import NotAdmitted, plain
-from fenced.service.views import GuardView, LiveChange, LiveEvent, LiveName, LiveState, Sample, live_name
+from fenced.service.views import (
+    WAITERS_SHOWN,
+    GuardView,
+    LiveChange,
+    LiveEvent,
+    LiveName,
+    LiveState,
+    Sample,
+    live_name,
+)
 from fenced.service.watched import WatchedGuards
 from fenced.values.model import NameView, Standing
 
@@ -80,8 +90,14 @@ class OpenPage:
     def namespaces(self, names: list[str]) -> list[str]:
         return [name for name in names if self.by.may("observe", name)]
 
+    def hot(self, found: list[HotView]) -> list[HotView]:
+        """Names that it may not see are left out before the hottest ones are taken."""
+        return [each for each in found if self.by.owns(each.name)][:HOT_SHOWN]
+
     def change(self, whole: LiveChange) -> LiveChange:
         """What this reader may see of it."""
+        if whole.hot is not None:
+            whole = msgspec.structs.replace(whole, hot=self.hot(whole.hot))
         if self.by.names is None and self.by.namespaces is None:
             return whole
         return msgspec.structs.replace(
@@ -126,6 +142,7 @@ class WatchedNamespace:
         self._more = False
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
         self._guards_number = 0
+        self._hot: list[HotView] = []
         self._woken = asyncio.Event()
         self._looked = asyncio.Event()
         self._problem = ""
@@ -180,6 +197,7 @@ class WatchedNamespace:
             guards=page.guards(self._guards.views),
             events=page.events(self._story.feed),
             samples=list(self._samples),
+            hot=page.hot(self._hot),
         )
 
     async def _run(self) -> None:
@@ -244,7 +262,11 @@ class WatchedNamespace:
         granted, lost = (each[self._namespace.name] for each in (self._events.granted, self._events.expired))
         sample = Sample(found.held, found.waiting, granted, self._story.counts["refused"], lost)
         self._samples.append(sample)
-        self._send(LiveChange(gone=gone, more=more, events=events, sample=sample))
+        hot = [
+            HotView(each.name, each.count, each.error) for each in self._events.hot_in(self._namespace.name)
+        ]
+        changed_hot, self._hot = hot if hot != self._hot else None, hot
+        self._send(LiveChange(gone=gone, more=more, events=events, sample=sample, hot=changed_hot))
         for piece in self._pieces([(view, ended) for view in found.differ]):
             self._send(LiveChange(names=piece))
             await asyncio.sleep(BREAK_SECONDS)
@@ -277,7 +299,12 @@ class WatchedNamespace:
 
     def _shown(self, view: NameView, age: float) -> LiveName:
         """As it is now, `age` seconds after the look."""
-        shown = live_name(view, self._story.since(view.held_by.grant) if view.held_by else None)
+        since = self._story.since(view.held_by.grant) if view.held_by else None
+        waits = (
+            self._events.waits_since(self._namespace.name, view.name, each.holder)
+            for each in view.waiters[:WAITERS_SHOWN]
+        )
+        shown = live_name(view, since, min((each for each in waits if each is not None), default=None))
         shown.free_in = max(0.0, shown.free_in - age)
         if shown.held_by is not None:
             shown.held_by.remaining = max(0.0, shown.held_by.remaining - age)

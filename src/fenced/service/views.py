@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from fenced.service.answers import held_by_view, holder_view
-from fenced.service.bodies import HeldByView, HolderView
+from fenced.service.bodies import HeldByView, HolderView, HotView
 from fenced.values.model import Holder, NameView
 
 WAITERS_SHOWN = 20
@@ -29,6 +29,8 @@ class LiveName(Struct):
     """The first ones of the queue."""
     since: float | None
     """When this instance first saw the lease: seconds since 1970."""
+    waiting_since: float | None
+    """Since when the oldest waiter waits, of those that asked this instance: seconds since 1970."""
 
 
 class LiveEvent(Struct, omit_defaults=True):
@@ -84,6 +86,15 @@ class WorkView(Struct):
     """The oldest claims."""
 
 
+class UnstampedView(Struct):
+    """A writer without a stamp, and how many of its writes were seen, admitted or not."""
+
+    who: str
+    count: int
+    last: float | None
+    """When the last one was: seconds since 1970."""
+
+
 class GuardTableView(Struct):
     """One guarded table, or a guard without tables."""
 
@@ -96,6 +107,8 @@ class GuardTableView(Struct):
     wrong: list[str]
     work: WorkView | None = None
     """Of a table with claims."""
+    unstamped: list[UnstampedView] = []
+    """The writers without a stamp that wrote last."""
 
 
 class GuardView(Struct):
@@ -141,6 +154,8 @@ class LiveState(Struct, kw_only=True):
     guards: list[GuardView]
     events: list[LiveEvent]
     samples: list[Sample]
+    hot: list[HotView]
+    """The names that were most often waited for in the last minutes, as in `GET /v1/hot`."""
 
 
 class LiveChange(Struct, kw_only=True, omit_defaults=True):
@@ -154,11 +169,12 @@ class LiveChange(Struct, kw_only=True, omit_defaults=True):
     guards: list[GuardView] | None = None
     events: list[LiveEvent] = []
     sample: Sample | None = None
+    hot: list[HotView] | None = None
     problem: str = ""
     """Why the store could not be looked at."""
 
 
-def live_name(view: NameView, since: float | None) -> LiveName:
+def live_name(view: NameView, since: float | None, waiting_since: float | None) -> LiveName:
     return LiveName(
         view.name,
         held_by_view(view.held_by),
@@ -168,6 +184,7 @@ def live_name(view: NameView, since: float | None) -> LiveName:
         len(view.waiters),
         [holder_view(waiter.holder) for waiter in view.waiters[:WAITERS_SHOWN]],
         since,
+        waiting_since,
     )
 
 

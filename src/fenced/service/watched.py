@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,10 +17,17 @@ from fenced.runtime import clocks
 from fenced.runtime.blocking import step
 from fenced.runtime.logs import OutageLog
 from fenced.service.events import Events
-from fenced.service.views import ClaimedRowView, GuardTableView, GuardView, StageView, WorkView
+from fenced.service.views import (
+    ClaimedRowView,
+    GuardTableView,
+    GuardView,
+    StageView,
+    UnstampedView,
+    WorkView,
+)
 from fenced.sql.engines import on
 from fenced.values.contracts import Operator
-from fenced.values.rollout import DatabaseStatus, Decision
+from fenced.values.rollout import DatabaseStatus, Decision, DecisionCount, by_writer
 
 RECORDS_SECONDS = 0.25
 """How often records are looked for, so that a refusal is shown within a second."""
@@ -35,6 +42,7 @@ log = logging.getLogger("fenced.service")
 WORK_SHARE = 0.05
 """How much of the time is spent on counting rows, at most: that reads the whole table."""
 CLAIMS_SHOWN = 20
+WRITERS_SHOWN = 5
 Work = dict[str, WorkView]
 """By the name of the guard."""
 Reading = tuple[DatabaseStatus | None, list[Decision], Work]
@@ -172,8 +180,17 @@ def _tables(found: DatabaseStatus, work: Work) -> list[GuardTableView]:
             else each.refused,
             list(each.wrong),
             work.get(each.guard),
+            _unstamped(each.counts),
         )
         for each in found.guards
+    ]
+
+
+def _unstamped(counts: Iterable[DecisionCount]) -> list[UnstampedView]:
+    found = by_writer(each for each in counts if each.verdict == "missing")
+    return [
+        UnstampedView(each.who, each.count, each.last.timestamp() if each.last else None)
+        for each in found[:WRITERS_SHOWN]
     ]
 
 

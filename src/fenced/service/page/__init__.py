@@ -31,7 +31,7 @@ _PAGE, _LOGIN, _NOTICE = (
 )
 _ASSETS = {
     name: ("text/css" if name.endswith(".css") else "text/javascript", (_FOLDER / name).read_bytes())
-    for name in ("live.css", "live.js", "lanes.js", "words.js")
+    for name in ("live.css", "live.js", "lanes.js", "watch.js", "words.js")
 }
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -168,6 +168,7 @@ def _rows(views: list[NameView]) -> str:
         + _cell("name", view.name)
         + _cell("holder", _who(view))
         + _cell("token", f"{view.held_by.token:,}" if view.held_by else "")
+        + _cell("since", "")
         + _cell("left", f"{view.held_by.remaining:.0f} s" if view.held_by else "free")
         + _cell("line", f"{len(view.waiters)} waiting" if view.waiters else "")
         + "</tr>"

@@ -1,6 +1,7 @@
 // The live page: its stream, its table, its feed, and what an operator can do.
 
 import { drawLanes, lanesOf, lanesOfDrill } from "./lanes.js";
+import { count, drawHot, drawNotices, drawUnstamped, lookAway, lookBack, notices } from "./watch.js";
 import { clock, element, explain, isLate, label, number, plural, put, sentence, sign, span, time, where, who } from "./words.js";
 
 const ROWS_MAX = 1000;
@@ -11,6 +12,7 @@ const LATELY_SECONDS = 300;
 const LATELY_MAX = 12;
 const SILENCE_MS = 6000;
 const RETRY_MS = 1500;
+const GLANCE_EVERY_MS = 30_000, GLANCE_MS = 3000; // how often, and for how long, a hidden tab looks for refusals
 const HIDDEN = "paused while the tab is hidden";
 const NEW_SECONDS = 60; // an older refusal is history, and not announced
 
@@ -27,6 +29,8 @@ let mayOperate = false;
 let paused = false;
 let missed = 0;
 let lastToken = 0;
+let guards = [];
+let problem = "", problemSince = 0; // what the store or the connection lacks
 let more = false; // there are more names than the service looks at
 
 function nameInAddress() {
@@ -60,6 +64,8 @@ function connect() {
 function lost() {
   source?.close();
   source = null;
+  if (document.hidden) return;
+  setProblem("This instance does not answer");
   showLive("off", "connection lost, retrying");
   clearTimeout(retry);
   retry = setTimeout(reconnect, RETRY_MS);
@@ -80,18 +86,43 @@ function showLive(kind, words) {
 
 // Six streams are all that a browser opens to one address: a tab that nobody sees gives its own back.
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) return connect();
+  if (document.hidden) return hide();
+  clearTimeout(glance);
+  lookBack();
+  connect();
+});
+
+let glance = 0;
+
+// It comes back for a moment now and then, so that its title counts the refusals.
+function hide() {
+  lookAway(events);
+  rest();
+}
+
+function rest() {
   source?.close();
   source = null;
   clearTimeout(retry);
   showLive("", HIDDEN);
-});
+  glance = setTimeout(() => {
+    connect();
+    glance = setTimeout(rest, GLANCE_MS);
+  }, GLANCE_EVERY_MS);
+}
+
+function setProblem(found) {
+  if (found && !problem) problemSince = time.now();
+  problem = found;
+  drawNotices($("notices"), notices({ problem, since: problemSince, guards }));
+}
 
 function onState(state, views) {
   const present = new Set(views.map((view) => view.name));
   for (const name of [...names.keys()]) if (!present.has(name)) names.delete(name);
   for (const view of views) keep(view);
   events = state.events;
+  count(events);
   $("feed").replaceChildren(); // another instance counts its events from 1 again
   time.skew = state.now - Date.now() / 1000;
   samples = state.samples.slice(-SAMPLES_MAX);
@@ -102,12 +133,14 @@ function onState(state, views) {
   $("guarantee").title = state.doubts.join("; ");
   showToken(state.last_token);
   put($("version"), `fenced ${state.version}, realm ${state.realm}`);
-  for (const id of ["numbers", "search", "filters", "feed-section", "drill"]) $(id).hidden = false;
+  for (const id of ["numbers", "search", "filters", "sorting", "feed-section", "drill"]) $(id).hidden = false;
   showLive("on", "live");
   more = state.more;
   missed = 0;
   drawNamespaces(state.namespaces);
   drawGuards(state.guards);
+  setProblem("");
+  drawHot($("hot-section"), state.hot, choose);
   drawNumbers();
   drawRows();
   drawLately();
@@ -132,8 +165,13 @@ function onChange(change) {
   const gone = change.gone ?? [], changed = change.names ?? [], happened = change.events ?? [];
   for (const name of gone) names.delete(name);
   for (const view of changed) keep(view);
-  if (change.problem) showLive("off", `the store does not answer: ${change.problem}`);
-  else if (change.sample) showLive("on", "live");
+  if (change.problem) {
+    showLive("off", "the store does not answer");
+    setProblem(`The store does not answer: ${change.problem}`);
+  } else if (change.sample) {
+    showLive("on", "live");
+    setProblem("");
+  }
   if (change.sample) {
     samples = [...samples, change.sample].slice(-SAMPLES_MAX);
     more = change.more ?? false;
@@ -142,9 +180,11 @@ function onChange(change) {
   if (change.last_token) showToken(Math.max(lastToken, change.last_token));
   if (change.namespaces) drawNamespaces(change.namespaces);
   if (change.guards) drawGuards(change.guards);
+  if (change.hot) drawHot($("hot-section"), change.hot, choose);
   if (changed.length || gone.length) drawRowsSoon();
   if (happened.length) {
     events = newest([...events, ...happened]);
+    count(happened);
     say(happened.filter((event) => event.kind === "refused" && time.now() - event.at < NEW_SECONDS));
     if (paused) missed += happened.length;
     drawFeed();
@@ -229,13 +269,22 @@ function matches({ view, ends }) {
   return filter !== "late" || isLate(view, ends - now());
 }
 
-// The names that are waited for most, or held longest, come first.
-const ORDERS = { waited: (view) => view.waiting, long: (view) => -view.since };
+// What comes first has the highest number, or the first text. Where two are equal, or not known, names decide.
+const ORDERS = {
+  name: () => 0,
+  holder: (view) => (view.held_by ? label(view.held_by.holder) : "\uffff"),
+  token: (view) => -(view.held_by?.token ?? 0),
+  held: (view) => view.since ?? Infinity,
+  queue: (view) => -view.waiting,
+  oldest: (view) => view.waiting_since ?? Infinity,
+};
+const FILTERS_ORDERS = { all: "name", waited: "queue", long: "held" };
+const compare = (one, two) => (one < two ? -1 : one > two ? 1 : 0);
 
 function drawRows() {
   const body = $("rows");
-  const most = ORDERS[document.querySelector("#filters input:checked").value] ?? (() => 0);
-  const found = [...names.values()].filter(matches).sort((one, two) => most(two.view) - most(one.view) || (one.view.name < two.view.name ? -1 : 1));
+  const by = ORDERS[$("order").value];
+  const found = [...names.values()].filter(matches).sort((one, two) => compare(by(one.view), by(two.view)) || compare(one.view.name, two.view.name));
   if (!body.firstElementChild?.dataset.name) body.replaceChildren();
   const shown = new Set();
   found.slice(0, ROWS_MAX).forEach((known, index) => {
@@ -274,7 +323,7 @@ function drawRowsSoon() {
 function makeRow(known) {
   const name = known.view.name;
   const parts = { button: element("button", { type: "button" }, name), meter: element("i"), left: element("span") };
-  for (const kind of ["name", "holder", "token", "left", "line"]) parts[`${kind}Cell`] = element("td", { role: "cell", class: kind });
+  for (const kind of ["name", "holder", "token", "since", "left", "line"]) parts[`${kind}Cell`] = element("td", { role: "cell", class: kind });
   parts.nameCell.append(parts.button);
   parts.holder = element("span");
   parts.host = element("small");
@@ -282,10 +331,11 @@ function makeRow(known) {
   parts.leftCell.append(parts.left, element("span", { class: "meter", "aria-hidden": "true" }, parts.meter));
   parts.line = element("span");
   parts.first = element("small");
-  parts.lineCell.append(parts.line, parts.first);
+  parts.oldest = element("small");
+  parts.lineCell.append(parts.line, parts.oldest, parts.first);
   known.parts = parts;
   known.row = element("tr", { role: "row", "data-name": name, onclick: () => choose(name) },
-    parts.nameCell, parts.holderCell, parts.tokenCell, parts.leftCell, parts.lineCell);
+    parts.nameCell, parts.holderCell, parts.tokenCell, parts.sinceCell, parts.leftCell, parts.lineCell);
   visible.observe(known.row);
   drawRow(known);
 }
@@ -308,6 +358,9 @@ function drawLeft({ view, ends, parts, row }) {
   const late = isLate(view, left);
   row.classList.toggle("late", late);
   put(parts.left, !view.held_by ? (left > 0 ? `free in ${span(left)}` : "free") : late ? `⚠ ${span(left)}, not renewed` : span(left));
+  put(parts.sinceCell, view.held_by && view.since ? span(time.now() - view.since) : "");
+  parts.sinceCell.title = view.held_by && view.since ? `since ${new Date(view.since * 1000).toLocaleString()}` : "";
+  put(parts.oldest, view.waiting && view.waiting_since ? `oldest for ${span(time.now() - view.waiting_since)}` : "");
   parts.meter.style.transform = `scaleX(${view.held_by && view.ttl ? Math.min(1, left / view.ttl) : 0})`;
 }
 
@@ -443,7 +496,9 @@ $("take").querySelector("form").addEventListener("submit", async (event) => {
 
 const STAGES = ["observe", "shadow", "canary", "enforce", "require"];
 
-function drawGuards(guards) {
+function drawGuards(found) {
+  guards = found;
+  drawNotices($("notices"), notices({ problem, since: problemSince, guards }));
   $("guards-section").hidden = !guards.length;
   $("guards").replaceChildren(...guards.flatMap((guard) => [
     element("div", { class: "guard" }, element("code", {}, guard.url), guard.problem ? element("p", { class: "warn" }, `⚠ ${guard.problem}`) : "",
@@ -460,6 +515,7 @@ function drawStage(table, stage) {
       element("li", { class: index < at ? "past" : index === at ? "now" : "", "aria-current": index === at && "step" }, index === at ? `● ${stage.mode}` : each))),
     element("small", { class: "soft" }, `${next}. ${table.refused == null ? "" : `${plural(table.refused, "refusal")}, `}${plural(table.marks, "mark")}, highest ${number.format(table.highest)}.`),
     stage === table.stages[0] && table.work ? drawWork(table) : "",
+    stage === table.stages[0] ? drawUnstamped(table) : "",
     ...table.wrong.map((text) => element("p", { class: "warn" }, `⚠ ${text}`)));
 }
 
@@ -484,7 +540,11 @@ function drawWork(table) {
 // Keys, filters, and the clock.
 
 $("search").addEventListener("input", () => { drawRows(); drawLately(); });
-$("filters").addEventListener("change", drawRows);
+$("filters").addEventListener("change", (event) => {
+  $("order").value = FILTERS_ORDERS[event.target.value] ?? $("order").value;
+  drawRows();
+});
+$("order").addEventListener("change", drawRows);
 $("kinds").addEventListener("change", drawFeed);
 $("pause").addEventListener("click", () => {
   paused = !paused;
@@ -517,5 +577,5 @@ setInterval(() => {
   if (["long", "late"].includes(document.querySelector("#filters input:checked").value)) drawRows();
 }, 1000);
 
-if (document.hidden) showLive("", HIDDEN);
+if (document.hidden) hide();
 else connect();
