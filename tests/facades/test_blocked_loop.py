@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -230,7 +231,7 @@ def test_the_renewer_refuses_another_store(monkeypatch: pytest.MonkeyPatch) -> N
             assert await lease.wait_lost(30)
             assert lease.lost_reason == "keeper"
 
-    raised: list[threading.ExceptHookArgs] = []
-    monkeypatch.setattr(threading, "excepthook", raised.append)
+    raised: queue.Queue[threading.ExceptHookArgs] = queue.Queue()
+    monkeypatch.setattr(threading, "excepthook", raised.put)
     asyncio.run(story())
-    assert "and was 0000000000000000" in str(raised[0].exc_value)
+    assert "and was 0000000000000000" in str(raised.get(timeout=60).exc_value)

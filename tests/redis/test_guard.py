@@ -494,7 +494,7 @@ def test_settings_that_lose_marks_are_refused(tag: str) -> None:
         values = RedisValues.at(f"{server.url()}?tag={tag}", BlockingRuntime())
         status = step(values.operate(lambda operator: operator.status()))
         step(values.close())
-        assert len(status.guards[0].wrong) == 1 and status.guards[0].rule == "retry"
+        assert len(status.doubts) == 1 and status.guards[0].rule == "retry"
         client.config_set("maxmemory", "100mb")
         client.config_set("maxmemory-policy", "allkeys-lru")
         with pytest.raises(Misconfigured, match="allkeys-lru may evict marks"):

@@ -26,7 +26,7 @@ import logging
 from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from fenced.errors import FencedError, Misuse, StaleToken
+from fenced.errors import Indeterminate, Misuse, StaleToken, Unavailable
 from fenced.values.model import Stamp
 
 __all__ = [
@@ -56,11 +56,11 @@ class Entry(NamedTuple):
     """None: a primary has opened the log. Its first entry is this, so the log's last version is its own."""
 
 
-class Behind(FencedError):
+class Behind(Unavailable):
     """This replica lacks entries before those that were sent: it must be rebuilt."""
 
 
-class NoMajority(FencedError):
+class NoMajority(Indeterminate):
     """No majority has answered: what was to be written may be there or not. Step down."""
 
 
