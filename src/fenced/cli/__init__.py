@@ -35,6 +35,7 @@ COMMANDS = {
         "Install guards in a database, and operate them.",
     ),
     "work": ("fenced.cli.work:work", "Show who has claimed which rows of a table."),
+    "stamp": ("fenced.cli.stamp:stamp", "Read a stamp, or make one of another lock's number."),
     "serve": ("fenced.cli.serve:serve", "Serve leases over HTTP, for programs in any language."),
     "proxy": ("fenced.cli.proxy:proxy", "Put an HTTP service behind a fence, without a change to it."),
     "doctor": ("fenced.cli.doctor:doctor", "Say whether an authority and its guards are safe together."),
