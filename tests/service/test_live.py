@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from fenced.service import live
-from fenced.service.access import EVERYBODY
+from fenced.service.access import EVERYBODY, Principal
 from fenced.service.api import Api
+from fenced.service.minutes import KEPT_MAX, Minutes
 from fenced.stores.memory.authority import MemoryAuthority, MemoryStore
 from fenced.values.model import Ask, Ended, Granted, Holder, Renewal
 from fenced_testkit.stepped import Stepped
@@ -133,7 +134,7 @@ async def test_the_numbers_are_right_after_nobody_has_looked() -> None:
     watched = Watched(lambda: 0.0)
     await watched.api.namespaces.opened("default", create=True)
     namespace = await watched.api.namespaces.get("default")
-    seen = []
+    seen, hours = [], []
     for _ in range(2):
         stream = await watched.api.live.open(namespace, EVERYBODY)
         seen.append(stream._state.samples)
@@ -145,11 +146,52 @@ async def test_the_numbers_are_right_after_nobody_has_looked() -> None:
             ask = Ask(f"{number:032x}", ("a",), 30.0, Holder("id", "worker", "web-1", 1))
             watched.api.events.answered("default", [ask], [Granted(number, 30.0, 30.0)])
             watched.api.events.answered("default", [Renewal(ask.secret)], [Ended("expired")])
+        hours.append(stream._state.hour)
+    assert [(sum(each.granted), sum(each.lost)) for each in hours] == [(0, 0), (37, 37)], "of the last hour"
     assert [(each.granted, each.lost) for each in seen[0]] == [(0, 0)]
     assert [(each.granted, each.lost) for each in seen[1]] == [(37, 37)], "and not the difference"
     text = watched.api.numbers.text(0, watched.api.events.expired.total(), 0, None)
     assert 'lease_expired_while_executing_total{reason="expired"} 74' in text
     await watched.api.close()
+
+
+async def test_a_page_says_what_needs_attention() -> None:
+    """A certificate near its end, and values that nobody stamped: to those who see the whole instance."""
+    watched = Watched(lambda: 0.0)
+    left = [86400 * 15.0]
+    watched.api.certificate = lambda: ("server.crt", left[0])
+    await watched.api.namespaces.opened("default", create=True)
+    namespace = await watched.api.namespaces.get("default")
+    some = Principal("some", "0" * 64, ("observe",), names=("jobs",))
+
+    async def alerts(by: Principal) -> list[str]:
+        stream = await watched.api.live.open(namespace, by)
+        stream._watch.pages.clear()
+        stream._watch.wake()
+        while stream._watch._task is not None:
+            await asyncio.sleep(0.001)
+        return stream._state.alerts
+
+    assert await alerts(EVERYBODY) == []
+    left[0] = 86400 * 3.0
+    watched.api.numbers.unstamped("pass")
+    certificate, values = await alerts(EVERYBODY)
+    assert certificate == "The certificate server.crt ends in 3 days: replace it, then send SIGHUP"
+    assert values == "Values: 1 admitted without a stamp since this instance started"
+    assert await alerts(some) == []
+    await watched.api.close()
+
+
+def test_counts_by_the_minute() -> None:
+    """Sixty of them, in bounded memory, whatever the clocks of guards say."""
+    minutes: Minutes[str] = Minutes()
+    for minute in range(1000):
+        minutes.add("refused", minute * 60.0)
+    minutes.add("refused", 999 * 60.0 + 59, 4)
+    assert minutes.hour("refused", 999 * 60.0 + 30) == [1] * 59 + [5]
+    assert minutes.hour("refused", 1001 * 60.0) == [1] * 57 + [5, 0, 0]
+    assert minutes.hour("lost", 999 * 60.0) == [0] * 60
+    assert len(minutes._counts) == KEPT_MAX
 
 
 def test_every_counter_begins_at_zero() -> None:

@@ -89,7 +89,7 @@ class Api:
         self.numbers = ServiceNumbers()
         self._requests, self._answers = self.numbers.requests, self.numbers.answers
         self.events = Events()
-        self.live = Live(self.namespaces, self.events, guards, self.limits.pages_each)
+        self.live = Live(self.namespaces, self.events, guards, self.limits.pages_each, self._alerts)
         self.values = ServedValues(values, self._default_realm, self.numbers, self.events, guards)
         self.stopping = False
         self.scheme = "http"
@@ -107,6 +107,9 @@ class Api:
         self._router = Router((*ROUTES, *page.PAGE_ROUTES))
         self._page = page.LivePage(self)
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def _alerts(self) -> list[str]:
+        return self.numbers.alerts(self.certificate())
 
     def send_on(self) -> None:
         """This instance stops: answer the held requests, and hold no more."""

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from fenced.errors import InvalidStamp, Refused
 from fenced.metrics.hot import NAMES_MAX, HotName, HotNames
+from fenced.service.minutes import Minutes
 from fenced.values.decision import Ruling
 from fenced.values.model import (
     Ask,
@@ -78,6 +79,8 @@ class Events:
         """The newest grants whose end nobody has reported, and when each expires unless it is renewed again."""
         self.expired: Counter[str] = Counter()
         """How many leases of each namespace had expired when their holder came to renew or release them."""
+        self.minutes: Minutes[tuple[str, str]] = Minutes()
+        """Of `granted` and `expired`, by the namespace and the name of the counter."""
         self.waited: list[float] = []
         """Of the last `answered`: how long the granted asks that had queued had waited since their first answer."""
         self.contended = 0
@@ -117,7 +120,9 @@ class Events:
                 why = answer.reason if isinstance(answer, Ended) else "released"
                 if grant in unended:  # otherwise it may have waited only, or it was counted
                     del unended[grant]
-                    self.expired[namespace] += why == "expired"
+                    if why == "expired":
+                        self.expired[namespace] += 1
+                        self.minutes.add((namespace, "expired"), at)
                 leases.append((number, at, "ended", namespace, (), None, grant, None, 0.0, why))
             elif isinstance(answer, Kept) and (grant := grant_id(operation.secret)) in unended:
                 unended[grant] = at + answer.remaining
@@ -125,6 +130,7 @@ class Events:
                 self._note_waiting(namespace, operation, at)
         if granted:
             self.granted[namespace] += granted
+            self.minutes.add((namespace, "granted"), at, granted)
             if len(unended) > GRANTS_MAX:
                 for grant in list(islice(unended, GRANTS_MAX // 10)):
                     del unended[grant]

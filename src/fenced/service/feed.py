@@ -8,6 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from fenced.service.events import ServiceEvent
+from fenced.service.minutes import Minutes
 from fenced.service.views import EventKind, LiveEvent, shown_holder
 from fenced.values.model import Holder, NameView
 
@@ -42,6 +43,8 @@ class Story:
         self._notable: deque[LiveEvent] = deque(maxlen=NOTABLE_MAX)
         self._others: deque[LiveEvent] = deque(maxlen=FEED_MAX - NOTABLE_MAX)
         self.counts: Counter[str] = Counter()
+        self.minutes: Minutes[EventKind] = Minutes()
+        """Of refusals: when guards made them, by their clocks."""
         self.last_token = 0
         self._number = 0
         self._grants: dict[str, KnownGrant] = {}
@@ -183,6 +186,8 @@ class Story:
             }
         self._number += 1
         self.counts[kind] += 1
+        if kind == "refused":
+            self.minutes.add(kind, at)
         kept = self._notable if kind in ("refused", "lost", "taken") else self._others
         kept.append(LiveEvent(self._number, at, kind, **fields))  # type: ignore[arg-type]
 

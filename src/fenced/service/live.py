@@ -24,6 +24,7 @@ from fenced.service.replies import NotAdmitted, plain
 from fenced.service.views import (
     WAITERS_SHOWN,
     GuardView,
+    HourView,
     LiveChange,
     LiveEvent,
     LiveName,
@@ -49,6 +50,8 @@ PAGES_MAX = 100
 UNREAD_MAX = 100
 """How many changes may be waiting for a slow reader before its stream is ended. It comes back, and gets the state."""
 SAMPLES_MAX = 120
+ALERTS_SECONDS = 60.0
+"""To see when a certificate ends takes a handshake in memory: milliseconds of the loop's thread."""
 STREAM_HEADERS = (
     ("cache-control", "no-store"),
     ("x-accel-buffering", "no"),  # a proxy must pass each event on at once
@@ -62,6 +65,10 @@ class OpenPage:
     def __init__(self, by: Principal) -> None:
         self.by = by
         self.unread: asyncio.Queue[LiveChange | None] = asyncio.Queue(UNREAD_MAX)
+
+    @property
+    def sees_all(self) -> bool:
+        return self.by.names is None and self.by.namespaces is None
 
     def put(self, change: LiveChange | None) -> None:
         """None ends the stream."""
@@ -82,7 +89,7 @@ class OpenPage:
 
     def guards(self, views: list[GuardView]) -> list[GuardView]:
         """They guard the names of all."""
-        return views if self.by.names is None and self.by.namespaces is None else []
+        return views if self.sees_all else []
 
     def _seen(self, name: LiveName) -> LiveName:
         return msgspec.structs.replace(name, names=list(filter(self.by.owns, name.names)))
@@ -98,7 +105,7 @@ class OpenPage:
         """What this reader may see of it."""
         if whole.hot is not None:
             whole = msgspec.structs.replace(whole, hot=self.hot(whole.hot))
-        if self.by.names is None and self.by.namespaces is None:
+        if self.sees_all:
             return whole
         return msgspec.structs.replace(
             whole,
@@ -107,6 +114,7 @@ class OpenPage:
             events=self.events(whole.events),
             namespaces=None if whole.namespaces is None else self.namespaces(whole.namespaces),
             guards=None,
+            alerts=None,
         )
 
 
@@ -125,7 +133,12 @@ class WatchedNamespace:
     """One namespace, while somebody looks at it. The task of `_run` is the only one that changes what it knows."""
 
     def __init__(
-        self, namespace: ServedNamespace, all_served: ServedNamespaces, events: Events, guards: WatchedGuards
+        self,
+        namespace: ServedNamespace,
+        all_served: ServedNamespaces,
+        events: Events,
+        guards: WatchedGuards,
+        alerts: Callable[[], list[str]],
     ) -> None:
         self._namespace = namespace
         self._all_served = all_served
@@ -133,6 +146,7 @@ class WatchedNamespace:
         """Those that the last change had."""
         self._events = events
         self._guards = guards
+        self._find_alerts = alerts
         self._story = Story(namespace.name, events.until)
         self._number = 0
         self._views: dict[str, tuple[NameView, float]] = {}
@@ -143,6 +157,9 @@ class WatchedNamespace:
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
         self._guards_number = 0
         self._hot: list[HotView] = []
+        self._hour = HourView()
+        self._alerts: list[str] = []
+        self._alerts_due = 0.0
         self._woken = asyncio.Event()
         self._looked = asyncio.Event()
         self._problem = ""
@@ -198,11 +215,14 @@ class WatchedNamespace:
             events=page.events(self._story.feed),
             samples=list(self._samples),
             hot=page.hot(self._hot),
+            hour=self._hour,
+            alerts=self._alerts if page.sees_all else [],
         )
 
     async def _run(self) -> None:
         """Looks until the last page is closed. A page that opens until then finds the last look."""
         loop = asyncio.get_running_loop()
+        self._alerts_due = 0.0
         self._samples.clear()  # there is one for each second, so none before a pause
         try:
             while self.pages:
@@ -262,14 +282,30 @@ class WatchedNamespace:
         granted, lost = (each[self._namespace.name] for each in (self._events.granted, self._events.expired))
         sample = Sample(found.held, found.waiting, granted, self._story.counts["refused"], lost)
         self._samples.append(sample)
-        hot = [
-            HotView(each.name, each.count, each.error) for each in self._events.hot_in(self._namespace.name)
-        ]
-        changed_hot, self._hot = hot if hot != self._hot else None, hot
-        self._send(LiveChange(gone=gone, more=more, events=events, sample=sample, hot=changed_hot))
+        change = LiveChange(gone=gone, more=more, events=events, sample=sample)
+        self._renew_counts(change, ended)
+        self._send(change)
         for piece in self._pieces([(view, ended) for view in found.differ]):
             self._send(LiveChange(names=piece))
             await asyncio.sleep(BREAK_SECONDS)
+
+    def _renew_counts(self, change: LiveChange, now: float) -> None:
+        """Puts into the change what has changed of the hot names, the last hour and the alerts."""
+        name, minutes = self._namespace.name, self._events.minutes
+        hot = [HotView(each.name, each.count, each.error) for each in self._events.hot_in(name)]
+        if hot != self._hot:
+            change.hot = self._hot = hot
+        hour = HourView(
+            minutes.hour((name, "granted"), now),
+            self._story.minutes.hour("refused", now),
+            minutes.hour((name, "expired"), now),
+        )
+        if hour != self._hour:
+            change.hour = self._hour = hour
+        if now >= self._alerts_due:
+            self._alerts_due = now + ALERTS_SECONDS
+            if (alerts := self._find_alerts()) != self._alerts:
+                change.alerts = self._alerts = alerts
 
     async def _compared(self, views: Sequence[NameView], began: float, ended: float) -> LookFound:
         found = LookFound()
@@ -417,6 +453,7 @@ class Live:
         events: Events,
         guards: Sequence[str] = (),
         each_max: int = PAGES_MAX,
+        alerts: Callable[[], list[str]] = list,
     ) -> None:
         """`each_max`: how many pages one bearer token may have open."""
         self._each_max = each_max
@@ -424,6 +461,7 @@ class Live:
         self._namespaces = namespaces
         self._events = events
         self._guards = WatchedGuards(guards, events)
+        self._alerts = alerts
         self._watches: dict[str, WatchedNamespace] = {}
         self._stopping = False
 
@@ -450,7 +488,7 @@ class Live:
     async def _opened(self, namespace: ServedNamespace, by: Principal) -> LiveStream:
         watch = self._watches.get(namespace.name)
         if watch is None:
-            watch = WatchedNamespace(namespace, self._namespaces, self._events, self._guards)
+            watch = WatchedNamespace(namespace, self._namespaces, self._events, self._guards, self._alerts)
             self._watches[namespace.name] = watch
         page, state, names = await watch.open(by)
         self._events.listener = self._wake

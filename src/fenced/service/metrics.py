@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fenced import __version__
 from fenced.errors import REFUSALS, MissingStamp, Refused, StaleToken
+from fenced.metrics.alerts import WINDOWS
 from fenced.metrics.numbers import Numbers, exposition
 from fenced.net.problems import PROBLEM_TYPES
 from fenced.service import answers
@@ -11,6 +12,7 @@ from fenced.service.routes import ROUTES
 
 VALUES = "values"
 """The label of the guard of the values."""
+CERTIFICATE_SECONDS = float(WINDOWS["certificate"])
 
 
 class ServiceNumbers(Numbers):
@@ -55,6 +57,17 @@ class ServiceNumbers(Numbers):
 
     def unstamped(self, ruling: str) -> None:
         self.add("fenced_unstamped_total", VALUES, ruling)
+
+    def alerts(self, certificate: tuple[str, float] | None) -> list[str]:
+        """What needs attention, for a page that has no Prometheus behind it."""
+        found = []
+        if certificate is not None and certificate[1] < CERTIFICATE_SECONDS:
+            file, left = certificate
+            when = f"ends in {left / 86400:.0f} days" if left > 0 else "has ended"
+            found.append(f"The certificate {file} {when}: replace it, then send SIGHUP")
+        if passed := self.counts("fenced_unstamped_total")[VALUES, "pass"]:
+            found.append(f"Values: {passed:,} admitted without a stamp since this instance started")
+        return found
 
     def text(self, held: int, expired: int, contended: int, certificate: tuple[str, float] | None) -> str:
         """`held` requests are held now; `expired` leases ended while they were used; `contended` asks had to queue."""

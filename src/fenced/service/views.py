@@ -131,6 +131,14 @@ class Sample(Struct):
     lost: int
 
 
+class HourView(Struct):
+    """Counts of the last sixty minutes, the current one at the end: of what a Sample counts since the start."""
+
+    granted: list[int] = []
+    refused: list[int] = []
+    lost: list[int] = []
+
+
 class LiveState(Struct, kw_only=True):
     """Everything, as it is now: the first event `state` of a stream."""
 
@@ -156,6 +164,9 @@ class LiveState(Struct, kw_only=True):
     samples: list[Sample]
     hot: list[HotView]
     """The names that were most often waited for in the last minutes, as in `GET /v1/hot`."""
+    hour: HourView
+    alerts: list[str]
+    """What this instance knows of itself that needs attention: a certificate that ends soon, values without a stamp."""
 
 
 class LiveChange(Struct, kw_only=True, omit_defaults=True):
@@ -170,6 +181,8 @@ class LiveChange(Struct, kw_only=True, omit_defaults=True):
     events: list[LiveEvent] = []
     sample: Sample | None = None
     hot: list[HotView] | None = None
+    hour: HourView | None = None
+    alerts: list[str] | None = None
     problem: str = ""
     """Why the store could not be looked at."""
 

@@ -1,7 +1,7 @@
 // The live page: its stream, its table, its feed, and what an operator can do.
 
 import { drawLanes, lanesOf, lanesOfDrill } from "./lanes.js";
-import { count, drawHot, drawNotices, drawUnstamped, lookAway, lookBack, notices } from "./watch.js";
+import { count, drawHot, drawHour, drawNotices, drawUnstamped, lookAway, lookBack, notices } from "./watch.js";
 import { clock, element, explain, isLate, label, number, plural, put, sentence, sign, span, time, where, who } from "./words.js";
 
 const ROWS_MAX = 1000;
@@ -29,7 +29,7 @@ let mayOperate = false;
 let paused = false;
 let missed = 0;
 let lastToken = 0;
-let guards = [];
+let guards = [], alerts = [];
 let problem = "", problemSince = 0; // what the store or the connection lacks
 let more = false; // there are more names than the service looks at
 
@@ -114,7 +114,7 @@ function rest() {
 function setProblem(found) {
   if (found && !problem) problemSince = time.now();
   problem = found;
-  drawNotices($("notices"), notices({ problem, since: problemSince, guards }));
+  drawNotices($("notices"), notices({ problem, since: problemSince, alerts, guards }));
 }
 
 function onState(state, views) {
@@ -138,8 +138,10 @@ function onState(state, views) {
   more = state.more;
   missed = 0;
   drawNamespaces(state.namespaces);
+  alerts = state.alerts;
   drawGuards(state.guards);
   setProblem("");
+  drawHour($("hour-section"), state.hour);
   drawHot($("hot-section"), state.hot, choose);
   drawNumbers();
   drawRows();
@@ -180,6 +182,11 @@ function onChange(change) {
   if (change.last_token) showToken(Math.max(lastToken, change.last_token));
   if (change.namespaces) drawNamespaces(change.namespaces);
   if (change.guards) drawGuards(change.guards);
+  if (change.hour) drawHour($("hour-section"), change.hour);
+  if (change.alerts) {
+    alerts = change.alerts;
+    setProblem(problem);
+  }
   if (change.hot) drawHot($("hot-section"), change.hot, choose);
   if (changed.length || gone.length) drawRowsSoon();
   if (happened.length) {
@@ -498,7 +505,7 @@ const STAGES = ["observe", "shadow", "canary", "enforce", "require"];
 
 function drawGuards(found) {
   guards = found;
-  drawNotices($("notices"), notices({ problem, since: problemSince, guards }));
+  setProblem(problem);
   $("guards-section").hidden = !guards.length;
   $("guards").replaceChildren(...guards.flatMap((guard) => [
     element("div", { class: "guard" }, element("code", {}, guard.url), guard.problem ? element("p", { class: "warn" }, `⚠ ${guard.problem}`) : "",

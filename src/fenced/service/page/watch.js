@@ -28,8 +28,8 @@ export function count(events) {
 const moment = (at) => clock.format(at * 1000).replace(/[.,]\d$/, "");
 
 // What this page and its instance know by themselves. It needs no Prometheus, and replaces none: nobody is woken by it.
-export function notices({ problem, since, guards }) {
-  const found = problem ? [`${problem} (since ${moment(since)})`] : [];
+export function notices({ problem, since, alerts, guards }) {
+  const found = problem ? [`${problem} (since ${moment(since)})`, ...alerts] : [...alerts];
   for (const guard of guards) {
     if (guard.problem) found.push(`The guard ${guard.url} does not answer: ${guard.problem}`);
     for (const table of guard.tables) {
@@ -52,14 +52,27 @@ export function drawNotices(box, found) {
 // The writers of a table that send no stamp, the last one first.
 export function drawUnstamped(table) {
   if (!table.unstamped?.length) return "";
-  return element("table", { class: "unstamped" },
-    element("caption", {}, "Writers without a stamp"),
-    element("thead", {}, element("tr", {}, ...["Writer", "Writes", "Last"].map((each) => element("th", { scope: "col" }, each)))),
-    element("tbody", {}, ...table.unstamped.map((each) => element("tr", {}, element("td", {}, each.who), element("td", {}, number.format(each.count)),
-      element("td", {}, each.last == null ? "" : ago(each.last))))));
+  return element("div", { class: "unstamped" }, element("p", { class: "warn" }, "Writers without a stamp"),
+    element("ul", {}, ...table.unstamped.map((each) => element("li", {}, `${each.who}: ${plural(each.count, "write")}`,
+      element("span", { class: "soft" }, each.last == null ? "" : `, the last one at ${ago(each.last)}`)))));
 }
 
 const ago = (at) => (time.now() - at < 86400 ? moment(at) : new Date(at * 1000).toLocaleString());
+
+// The last hour, a bar for each minute.
+const COUNTED = { granted: "grants", refused: "refused", lost: "lost while held" };
+
+export function drawHour(box, hour) {
+  box.hidden = false;
+  box.querySelector("ul").replaceChildren(...Object.entries(COUNTED).map(([kind, words]) => {
+    const counts = hour[kind], high = Math.max(1, ...counts), total = counts.reduce((sum, each) => sum + each, 0);
+    const bars = counts.map((each, index) => (each ? `M${index + 0.5},24 v-${Math.max(2, (23 * each) / high).toFixed(1)}` : "")).join(" ");
+    const said = total ? `${number.format(total)} ${words}; at most ${number.format(high)} in a minute` : `0 ${words}`;
+    return element("li", { class: kind }, element("b", {}, number.format(total)), element("span", { class: "soft" }, words),
+      element("svg:svg", { viewBox: `0 0 ${counts.length} 24`, preserveAspectRatio: "none", role: "img", "aria-label": said },
+        element("svg:title", {}, said), element("svg:path", { d: `M0,24 H${counts.length}`, class: "axis" }), element("svg:path", { d: bars })));
+  }));
+}
 
 export function drawHot(box, hot, choose) {
   box.hidden = !hot.length;
