@@ -256,9 +256,11 @@ def test_a_dropped_connection_comes_back(opened: Opened, site: Site) -> None:
     expect(page.locator("#live")).to_have_text("live")
     site.server.stop()  # an open stream does not hold it up
     expect(page.locator("#live")).to_have_text("connection lost, retrying")
+    expect(page.locator("#notices")).to_contain_text("This instance does not answer (since ")
     site.server.start()
     cast.ask("after", "worker")
     expect(page.locator("#live")).to_have_text("live")
+    expect(page.locator("#notices")).not_to_contain_text("This instance")
     expect(page.locator("#rows tr")).to_have_count(3)
     expect(page.locator("#rows")).to_contain_text("after")
 
