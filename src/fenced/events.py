@@ -21,8 +21,10 @@ __all__ = [
     "LeaseGranted",
     "LeaseInJeopardy",
     "LeaseReleased",
+    "LeaseSaved",
     "LoopBlocked",
     "ReleaseFailed",
+    "RenewalRound",
     "StillWaiting",
     "observe_guards",
 ]
@@ -86,6 +88,31 @@ class LeaseInJeopardy:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseSaved:
+    """A lease that was in jeopardy has been renewed in time."""
+
+    names: tuple[str, ...]
+    token: int
+    grant: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenewalRound:
+    """One request has renewed, or tried to renew, all leases that were due: up to 5000, so more need several."""
+
+    kept: int
+    unknown: int
+    """Those that are tried again, because the authority did not answer about them."""
+    ended: int
+    """Those that were over: lost, or released meanwhile."""
+    used_ratio: float | None
+    """The largest share of a ttl that had passed since the renewal in front of this one, of the leases that were kept.
+
+    A third is on time, 1 would be lost. None: none was kept.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseEnded:
     """The lease was lost while somebody may still be working under it."""
 
@@ -96,6 +123,10 @@ class LeaseEnded:
     held_seconds: float = 0.0
     late_seconds: float = 0.0
     """How long after the deadline the holder noticed that its lease had expired."""
+    paused_seconds: float = 0.0
+    """The longest time since the last renewal in which this process did not run, as far as its keeper noticed by waking
+    late. 0: it noticed none of more than a quarter of a second.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +196,8 @@ Event = (
     | LeaseGranted
     | LeaseReleased
     | LeaseInJeopardy
+    | LeaseSaved
+    | RenewalRound
     | LeaseEnded
     | ReleaseFailed
     | StillWaiting

@@ -143,6 +143,44 @@ def test_every_row_of_the_table_has_a_consumer() -> None:
     assert not [each.also for each in TABLE if each.also and f"# TYPE {each.also} " not in shown]
 
 
+def test_an_event_feeds_every_row_of_the_table() -> None:
+    """No metric of a holder stays at 0 whatever happens."""
+    recorder, lease = Recorder(), (("a",), 1, "g")
+    for event in (
+        events.AskQueued(("a",), "held"),
+        events.AskQueued(("b",), "held"),
+        events.LeaseGranted(*lease, 0.1, queued=True),
+        events.LeaseGranted(("b",), 2, "h", 0.1),
+        events.AskEnded(("c",), 0.0, "busy", queued=False),
+        events.RenewalRound(2, 1, 1, 0.4),
+        events.LeaseInJeopardy(*lease, 1.0, "silent"),
+        events.LeaseSaved(*lease),
+        events.LeaseEnded(*lease, "expired", 1.0, 0.5, 2.0),
+        events.ReleaseFailed(*lease, "silent"),
+        events.KeeperFailed("a bug"),
+        events.ConnectionFailed("silent"),
+        events.GuardDecided("shop", "a", 1, 2, "stale", "refuse"),
+        events.GuardDecided("shop", "a", 7, 2, "admit", "admit"),
+        events.GuardDecided("shop", "a", None, None, "missing", "refuse"),
+    ):
+        recorder(event)
+    found = samples(recorder.text())
+    fed = {name for (name, _), value in found.items() if value}
+    assert not [
+        each.name for each in TABLE if "holder" in each.sources and not {each.name, f"{each.name}_sum"} & fed
+    ]
+    for name, labels, expected in (
+        ("fenced_renewals_total", {"outcome": "kept"}, 2),
+        ("fenced_renewals_total", {"outcome": "unknown"}, 1),
+        ("fenced_renewals_total", {"outcome": "ended"}, 1),
+        ("fenced_renewal_used_ratio_sum", {}, 0.4),
+        ("fenced_saved_total", {}, 1),
+        ("fenced_loss_noticed_seconds_sum", {}, 0.5),
+        ("fenced_loss_pause_seconds_sum", {}, 2),
+    ):
+        assert value(found, name, **labels) == expected, name
+
+
 def test_a_span_for_each_hold_and_no_name_in_it(tmp_path: Path) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

@@ -18,6 +18,7 @@ import redis
 import redis.asyncio
 
 import fenced
+from fenced import events
 from fenced.drills.relay import Fault, Proxy
 from fenced.errors import (
     AlreadyApplied,
@@ -182,6 +183,25 @@ def test_tokens_of_eight_holders_never_fall(redis_url: str, client: redis.Redis,
         list(holders.map(hold, range(8)))
     admitted = [int(token) for token in client.lrange(key, 0, -1)]
     assert admitted == sorted(admitted) and admitted[-1] == 200
+
+
+def test_observers_are_told_the_address_of_the_guard(
+    values: RedisValues, client: redis.Redis, tag: str
+) -> None:
+    """By values, the one that the operators' face and so the exporter has; by a client, where that connects to."""
+    seen: list[events.Event] = []
+    step(values.open())
+    RedisGuard(tag=tag).announce(client, stamp(2))
+    stop = events.observe_guards(seen.append)
+    with pytest.raises(StaleToken):
+        step(values.write(Credential((stamp(1),)), NAME, b"late"))
+    with pytest.raises(StaleToken), RedisGuard(tag=tag).transaction(client, stamp(1)) as tx:
+        tx.set("x", 1)
+    stop()
+    shown = step(values.operate(lambda operator: operator.status())).guards[0].guard
+    assert shown.endswith(f"?tag={tag}")
+    where = channel_of(client).where
+    assert [getattr(each, "guard", "") for each in seen] == [shown, f"{where}?tag={tag}"]
 
 
 def test_expected_values(values: RedisValues, client: redis.Redis, tag: str) -> None:

@@ -113,7 +113,6 @@ class LeaseEngine:
         self.authority = authority
         self.runtime = runtime
         self.holder = holder
-        self._observed = emit is not None
         self.emit = Reporter(emit, runtime)
         self.renewer = renewer or Renewer(authority, runtime)
         self._counter = AttemptCounter(runtime)
@@ -163,7 +162,7 @@ class LeaseEngine:
         began = self.runtime.now()
         until = math.inf if request.wait is None else began + request.wait
         self._refuse_reentrance(request.names)
-        asked = AskedCall(request.names, self.runtime, self.emit if self._observed else None)
+        asked = AskedCall(request.names, self.runtime, self.emit if self.emit.observed else None)
         try:
             lease = await self._granted(request, until, asked)
         except BaseException as error:
@@ -414,7 +413,7 @@ class LeaseEngine:
                 lease.end()
                 if late or lease.lost_reason is not None:
                     raise lease.lost_error()
-                if self._observed:
+                if self.emit.observed:
                     held = self.runtime.now() - lease.acquired
                     self.emit(events.LeaseReleased(lease.names, lease.token, lease.grant, held))
             case Ended(reason):
@@ -455,7 +454,8 @@ class LeaseEngine:
         now = self.runtime.now()
         late = max(0.0, now - lease.deadline) if reason in ("expired", "max_hold") else 0.0
         held = now - lease.acquired
-        self.emit(events.LeaseEnded(lease.names, lease.token, lease.grant, reason, held, late))
+        paused = self.keeper.paused_seconds(lease.confirmed) if self.emit.observed else 0.0
+        self.emit(events.LeaseEnded(lease.names, lease.token, lease.grant, reason, held, late, paused))
 
     async def close(self) -> None:
         """Stop renewing and disconnect. Leases still held expire by themselves."""

@@ -44,6 +44,11 @@ class Reporter:
         """By kind of event."""
         self._out = False
 
+    @property
+    def observed(self) -> bool:
+        """Whether the program has a callback. Events that no log has are made only if it has."""
+        return self._call is not None
+
     def __call__(self, event: events.Event) -> None:
         if (sentence := _sentence(event)) is not None:
             self._log(type(event), sentence)

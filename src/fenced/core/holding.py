@@ -70,7 +70,7 @@ class GrantState:
         self._set_times(sent, granted.remaining)
 
     def _set_times(self, sent: float, remaining: float) -> None:
-        self._confirmed = sent
+        self.confirmed = sent
         deadline = timing.local_deadline(sent, remaining)
         self.deadline = deadline if self.hold_until is None else min(deadline, self.hold_until)
         self.overdue = sent + timing.overdue_after(self.ttl)
@@ -119,7 +119,7 @@ class GrantState:
     def lost_error(self) -> LeaseLost:
         reason = self.lost_reason or "expired"
         error = LeaseLost(f"{self} is lost: {reason}", reason=reason)
-        for note in self._notes(self._confirmed) if self._notes is not None else ():
+        for note in self._notes(self.confirmed) if self._notes is not None else ():
             error.add_note(note)
         return error
 

@@ -9,15 +9,16 @@ renewal fails, its leases are in jeopardy and the keeper retries soon. If the ke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import NamedTuple
 
+from fenced.core.callbacks import Reporter
 from fenced.core.holding import GrantState
 from fenced.core.renewing import Renewer
 from fenced.core.settling import Settler
 from fenced.core.waiting import QueueEntry
 from fenced.core.watching import LoopWatch
 from fenced.errors import FencedError
-from fenced.events import Event, KeeperFailed, LeaseInJeopardy, LoopBlocked
+from fenced.events import KeeperFailed, LeaseInJeopardy, LeaseSaved, LoopBlocked, RenewalRound
 from fenced.values import timing
 from fenced.values.contracts import Task
 from fenced.values.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting
@@ -28,12 +29,20 @@ IDLE_SECONDS = 5.0
 """The keeper's longest sleep. A new lease wakes it only if it is due before that sleep ends."""
 STILL_SECONDS = 0.25
 """If the keeper wakes so much later than it wanted, the whole process did not run."""
+PAUSES_MAX = 8
+
+
+class Standstill(NamedTuple):
+    """A time in which the process did not run, and when it ran again."""
+
+    seconds: float
+    ended: float
 
 
 class Keeper:
     """Renews leases and queue entries, from `keep` to `drop`."""
 
-    def __init__(self, renewer: Renewer, emit: Callable[[Event], None], settler: Settler) -> None:
+    def __init__(self, renewer: Renewer, emit: Reporter, settler: Settler) -> None:
         self._runtime = runtime = renewer.runtime
         # One jitter for the whole client: clients renew at different times, the leases of one client together.
         self.jitter = runtime.random()
@@ -48,8 +57,8 @@ class Keeper:
         self._starting = runtime.lock()
         self._closed = False
         self._watch: LoopWatch | None = None
-        self._still = (0.0, -math.inf)
-        """For how long the process did not run when that happened last, and when it ran again."""
+        self._pauses: tuple[Standstill, ...] = ()
+        """The last ones, each shorter than the one in front of it. Replaced, never changed: any thread may read it."""
 
     def keep(self, item: GrantState | QueueEntry) -> None:
         """Start renewing. Wakes the loop only when it would sleep past the first renewal, or past `max_hold`."""
@@ -133,18 +142,24 @@ class Keeper:
         """The keeper wanted to go on at that time. Nothing but the whole process can hold it up for long."""
         now = self._runtime.now()
         if now - wanted > STILL_SECONDS:
-            self._still = (now - wanted, now)
+            # An earlier one that was no longer is never the longest any more, whatever the time that is asked about.
+            longer = [pause for pause in self._pauses if pause.seconds > now - wanted]
+            self._pauses = (*longer, Standstill(now - wanted, now))[-PAUSES_MAX:]
             if self._watch is not None:
                 self._watch.discount(now - wanted)
 
-    def notes(self, since: float) -> list[str]:
-        """What people should know of a lease that was confirmed then, and lost."""
-        seconds, ended = self._still
+    def paused_seconds(self, since: float) -> float:
+        """The longest time after `since` in which the process did not run; 0.0 if the keeper noticed none."""
+        longest = max((pause.seconds for pause in self._pauses if pause.ended > since), default=0.0)
         overdue = self._runtime.now() - self._asleep_until
         if STILL_SECONDS < overdue < math.inf:  # it is over, and the keeper has not come round yet
-            seconds, ended = overdue, math.inf
+            longest = max(longest, overdue)
+        return longest
+
+    def notes(self, since: float) -> list[str]:
+        """What people should know of a lease that was confirmed then, and lost."""
         found = [] if self._watch is None else [self._watch.note(since)]
-        if ended >= since:
+        if seconds := self.paused_seconds(since):
             found.append(
                 f"this process did not run for {seconds:.1f} s (stopped, swapped, or C code that kept the GIL)"
             )
@@ -204,16 +219,25 @@ class Keeper:
         except FencedError as error:
             answers = [Unknown(str(error))] * len(items)
         self._note_late(until)
+        count = _RoundCount(sent, self._runtime.now()) if self._emit.observed else None
         for item, answer in zip(items, answers, strict=True):
             if isinstance(item, GrantState):
+                before = item.confirmed
                 self._apply(item, answer, sent)
+                if count is not None:
+                    count.add(item, answer, before)
             else:
                 self._apply_to_entry(item, answer, sent)
+        if count is not None and (told := count.told()) is not None:
+            self._emit(told)
 
     def _apply(self, lease: GrantState, answer: RenewAnswer, sent: float) -> None:
         match answer:
             case Kept(remaining):
+                doubted = lease.in_doubt
                 lease.confirm(sent, remaining)
+                if doubted and not lease.in_doubt and self._emit.observed:
+                    self._emit(LeaseSaved(lease.names, lease.token, lease.grant))
             case Unknown(why):
                 lease.renew_at = self._runtime.now() + timing.retry_after(lease.ttl)
                 self._doubt(lease, why)
@@ -249,6 +273,33 @@ class Keeper:
             return
         lease.in_doubt = True
         self._emit(LeaseInJeopardy(lease.names, lease.token, lease.grant, lease.remaining(), why))
+
+
+class _RoundCount:
+    """What one request has done for the leases that it was about."""
+
+    def __init__(self, sent: float, answered: float) -> None:
+        self._sent = sent
+        self._answered = answered
+        self._kept = self._unknown = self._ended = 0
+        self._used = 0.0
+
+    def add(self, lease: GrantState, answer: RenewAnswer, before: float) -> None:
+        """A lease to which the answer was applied; `before`: when it had been confirmed until then."""
+        if isinstance(answer, Unknown):
+            self._unknown += 1
+        elif lease.confirmed == self._sent:  # else the answer came too late: the lease was lost or released
+            self._kept += 1
+            self._used = max(self._used, (self._answered - before) / lease.ttl)
+        else:
+            self._ended += 1
+
+    def told(self) -> RenewalRound | None:
+        """None: there were only entries of queues."""
+        if not self._kept + self._unknown + self._ended:
+            return None
+        used = self._used if self._kept else None
+        return RenewalRound(self._kept, self._unknown, self._ended, used)
 
 
 def _time_left(item: GrantState | QueueEntry, now: float) -> float:

@@ -25,6 +25,12 @@ def split_options(url: str, *more: str) -> tuple[str, dict[str, Any]]:
     return urlunsplit(parts._replace(query=rest)), ours
 
 
+def with_options(url: str, **options: str | None) -> str:
+    """An address with these options of a guard; None: it does not have this one."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return f"{url}{'&' if '?' in url else '?'}{urlencode(given, safe='{}/')}" if given else url
+
+
 def options_in(url: str) -> dict[str, Any]:
     """`rule` and `mode` from the address of a guard that takes no other options."""
     options = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))

@@ -47,14 +47,14 @@ class Recorder:
             from fenced.metrics.spans import HoldSpans
 
             self._spans = HoldSpans(spans, self._pattern)
-        self._doubted: set[str] = set()
-        """The grants that are in jeopardy."""
         self._start([*patterns, OTHER] if patterns else [""])
         self._calls: dict[type, Callable[..., None]] = {
             events.LeaseGranted: self._granted,
             events.LeaseReleased: self._released,
             events.LeaseEnded: self._lost,
             events.LeaseInJeopardy: self._jeopardy,
+            events.LeaseSaved: self._saved,
+            events.RenewalRound: self._renewed,
             events.AskQueued: self._queued,
             events.AskEnded: self._not_granted,
             events.GuardDecided: self._decided,
@@ -106,7 +106,7 @@ class Recorder:
     def _forked(self) -> None:
         patterns = self._patterns
         self.numbers.reset()
-        self._hot, self._doubted = HotNames(), set()
+        self._hot = HotNames()
         self._start(patterns)
 
     # Events. Under the lock.
@@ -139,27 +139,35 @@ class Recorder:
             self._spans.begin(event)
 
     def _released(self, event: events.LeaseReleased) -> None:
-        self._end(event.names, event.grant, event.held_seconds)
+        self._end(event.names, event.held_seconds)
         if self._spans is not None:
             self._spans.end(event.grant, "released")
 
     def _lost(self, event: events.LeaseEnded) -> None:
         pattern, numbers = self._pattern(event.names), self.numbers
-        self._end(event.names, event.grant, event.held_seconds)
+        self._end(event.names, event.held_seconds)
         numbers.counts("fenced_lost_total")[pattern, event.reason] += 1
         if event.reason == "expired":
             numbers.observe("fenced_loss_noticed_seconds", event.late_seconds)
+            numbers.observe("fenced_loss_pause_seconds", event.paused_seconds)
         if self._spans is not None:
             self._spans.end(event.grant, "lost", event.reason)
 
-    def _end(self, names: tuple[str, ...], grant: str, held_seconds: float) -> None:
-        self._doubted.discard(grant)
+    def _end(self, names: tuple[str, ...], held_seconds: float) -> None:
         self.numbers.counts("fenced_held")[()] -= 1
         self.numbers.observe("fenced_hold_seconds", held_seconds, self._pattern(names))
 
     def _jeopardy(self, event: events.LeaseInJeopardy) -> None:
-        self._doubted.add(event.grant)
         self.numbers.add("fenced_jeopardy_total", self._pattern(event.names))
+
+    def _saved(self, event: events.LeaseSaved) -> None:
+        self.numbers.add("fenced_saved_total", self._pattern(event.names))
+
+    def _renewed(self, event: events.RenewalRound) -> None:
+        for outcome in ("kept", "unknown", "ended"):
+            self.numbers.add("fenced_renewals_total", outcome, by=getattr(event, outcome))
+        if event.used_ratio is not None:
+            self.numbers.observe("fenced_renewal_used_ratio", event.used_ratio)
 
     def _queued(self, event: events.AskQueued) -> None:
         self.numbers.add("fenced_contended_total", self._pattern(event.names))

@@ -86,7 +86,12 @@ TABLE = (
     _histogram(
         "hold_seconds", "seconds", "pattern", "holder", "From the grant to the release or the loss.", SECONDS
     ),
-    _counter("renewals_total", "outcome", "holder", "Renewals of leases by outcome: kept, unknown, ended."),
+    _counter(
+        "renewals_total",
+        "outcome",
+        "holder",
+        "Renewals of leases by outcome: kept, unknown (no answer: tried again), ended (lost, or released meanwhile).",
+    ),
     _histogram(
         "renewal_used_ratio",
         "ratio",
@@ -118,7 +123,7 @@ TABLE = (
         "seconds",
         "",
         "holder",
-        "The longest pause of the keeper since the last renewal of a lease that was lost: its probable cause.",
+        "For how long, of leases that expired, the process did not run since the last renewal; 0: none was noticed.",
         SECONDS,
     ),
     _counter("release_failed_total", "", "holder", "Releases that the authority did not confirm."),

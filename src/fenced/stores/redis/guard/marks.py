@@ -20,6 +20,7 @@ from fenced.errors import (
 )
 from fenced.guards.answers import DEFAULT_RULE, RECORDS_MAX, check_rule, error_for, expect_rule
 from fenced.guards.cells import Config
+from fenced.guards.options import with_options
 from fenced.stores.redis.guard.scripts import COMMANDS, ONE, SWAP, GuardScript
 from fenced.stores.redis.wire.finding import slot_of
 from fenced.stores.redis.wire.resp import ErrorReply
@@ -122,6 +123,10 @@ class MarkOptions:
         ):
             raise Misuse(f"name is a pattern with one {{tag}}, such as stock/{{tag}}, not {shown(self.name)}")
         object.__setattr__(self, "header", b"" if self.name is None else f"name {self.name}\n".encode())
+
+    def guard_at(self, url: str) -> str:
+        """The address of the guard on the server with this one."""
+        return with_options(url, tag=None if self.tag == TAG else self.tag, name=self.name)
 
     def slot_of_names(self, names: Sequence[str]) -> int:
         """The slot of the tag of these names. Unsupported if there are several."""
@@ -434,7 +439,8 @@ class RedisMarks:
         if word == "broken":
             return self.broken(name)
         mark = mark_in(rest[1]) if rest[1] != "-" else None
-        return error_for(Verdict(word), name=name, stamp=stamp, mark=mark, realm=config.realm, guard="redis")
+        guard = self._options.guard_at(self.channel.where)
+        return error_for(Verdict(word), name=name, stamp=stamp, mark=mark, realm=config.realm, guard=guard)
 
     def broken(self, name: str) -> Misconfigured:
         return Misconfigured(

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
-from urllib.parse import urlencode
 
 from fenced.errors import Conflict, FencedError
 from fenced.guards.answers import check_pattern, check_value, one_stamp
@@ -18,7 +17,6 @@ from fenced.stores.redis.address import ClusterAddress, RedisAddress, redis_addr
 from fenced.stores.redis.guard.marks import (
     KIND,
     RIGHTS,
-    TAG,
     WAIT,
     Compared,
     MarkOptions,
@@ -161,14 +159,9 @@ class RedisValues:
 
     def __init__(self, url: str, runtime: Runtime, **options: Any) -> None:
         address, chosen = redis_address(url), MarkOptions(**options)
-        shown_options = {} if chosen.tag == TAG else {"tag": chosen.tag}
         if chosen.name is not None:
-            shown_options["name"] = chosen.name
             self.traits = SLOT_TRAITS
-        join = "&" if "?" in address.url else "?"
-        self.url = (
-            f"{address.url}{join}{urlencode(shown_options, safe='{}/')}" if shown_options else address.url
-        )
+        self.url = chosen.guard_at(address.url)
         self._channel = WireChannel(address, runtime, chosen.prefix)
         self.marks = RedisMarksBySlot(self._channel, chosen)
 
