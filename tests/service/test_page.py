@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 import fenced
 from evidence.live_page import CHROMIUM, Cast, GuardedOrders
 from fenced.work import Claims
-from fenced_testkit.servers import ServiceServer
+from fenced_testkit.servers import RedisServer, ServiceServer
 
 pytestmark = pytest.mark.xdist_group("page")
 PATIENCE_MS = 90_000
@@ -44,6 +44,7 @@ JOBS = Claims(
     dead={"status": "failed"},
     max_attempts=2,
 )
+BEST_EFFORT = ("--guarantee", "best-effort")
 HOSTILE = '<img src=x onerror="document.title=1">'
 
 
@@ -477,6 +478,22 @@ def test_over_a_server(new_page: NewPage, postgresql_url: str) -> None:
             page.get_by_role("button", name="Take it away", exact=True).click()
             expect(page.locator("#feed li.taken")).to_contain_text("stuck since noon")
             expect(row.locator(".holder")).to_contain_text("patient")
+
+
+def test_a_store_that_does_not_answer(new_page: NewPage) -> None:
+    """The page says so above everything else, and since when; no longer when the store is back."""
+    with RedisServer() as store, ServiceServer(store=store.url(), options=BEST_EFFORT) as server:
+        cast, page = Cast(server.url()), new_page(server.url())
+        cast.ask("orders/42", "worker-7")
+        page.goto("/")
+        expect(page.locator("#rows")).to_contain_text("worker-7")
+        notices = page.get_by_role("region", name="What needs attention")
+        expect(notices).to_be_hidden()
+        store.freeze()
+        expect(notices).to_contain_text(re.compile(r"The store does not answer: .*\(since \d"))
+        store.thaw()
+        expect(page.locator("#live")).to_have_text("live")
+        expect(notices).to_be_hidden()
 
 
 def test_who_has_which_row(new_page: NewPage, postgresql_url: str, tmp_path: Path) -> None:
