@@ -21,7 +21,13 @@ COMPILE = $(BIN)/uv --quiet pip compile --universal --python-version 3.11 --gene
 SERVERS := sqlite3:sqlite3 etcd:etcd-server etcdctl:etcd-client redis-server:redis-server pgbouncer:pgbouncer \
   pg_ctlcluster:postgresql /usr/share/zookeeper/bin/zkServer.sh:zookeeper curl:curl node:nodejs \
   rabbitmq-server:rabbitmq-server nats-server:nats-server chromium:chromium \
-  javac:default-jdk-headless /usr/share/java/postgresql.jar:libpostgresql-jdbc-java faketime:faketime
+  javac:default-jdk-headless /usr/share/java/postgresql.jar:libpostgresql-jdbc-java faketime:faketime \
+  /usr/share/java/curator-recipes.jar:libcurator-recipes-java \
+  mariadbd:mariadb-server-core mariadb:mariadb-client-core /usr/lib/galera/libgalera_smm.so:galera-4
+
+# What wheels are built with: mysqlclient is on the index as source alone.
+BUILDING := mariadb_config:libmariadb-dev cc:build-essential pkg-config:pkg-config \
+  $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))' 2>/dev/null)/Python.h:python3-dev
 
 # Further versions of PostgreSQL, for a short run of the guard's tests on each; left out where npm is not there.
 POSTGRESQLS := 14.23.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17
@@ -32,7 +38,7 @@ DYNOXIDE := 1.2.1
 # What the bench measures with.
 LOADS := wrk:wrk cc:build-essential
 
-.PHONY: help drill test serve docs servers measuring lint format api build lock bench simulate evidence clean
+.PHONY: help drill test serve docs servers measuring building lint format api build lock bench simulate evidence clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +68,9 @@ servers:
 
 measuring:
 	@$(call missing_of,$(LOADS)); $(call apt_install,$$missing,the bench measures with them)
+
+building:
+	@$(call missing_of,$(BUILDING)); $(call apt_install,$$missing,a driver of the tests is built with them)
 
 lint: $(VENV)/.test ## style, types, and which module may import which
 	$(BIN)/ruff check --output-format concise .
@@ -124,7 +133,7 @@ $(VENV)/.package: pyproject.toml | $(VENV)/.made
 # Everything from the lock, the build backend too; then the package, with nothing left to fetch. A lock is complete, so
 # nothing is resolved: pip 23 would ask for a hash of `psycopg[pool]`, which is psycopg and psycopg-pool. The wheels are
 # what a user may install: tests install some of them into empty environments.
-$(VENV)/.test: $(foreach lock,test build walk,requirements/$(lock).lock) pyproject.toml | $(VENV)/.made
+$(VENV)/.test: $(foreach lock,test build walk,requirements/$(lock).lock) pyproject.toml | $(VENV)/.made building
 	@echo "installing what the tests need into $(VENV)"
 	@$(PIP) install --no-deps --require-hashes --requirement requirements/test.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable . --editable testkit
