@@ -6,11 +6,9 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from psycopg import IsolationLevel
-
 from fenced.values.decision import Rule
 from fenced.values.model import Stamp
-from fenced_testkit.interleaving import COMMIT, ROLLBACK, InterleavingScript, ScriptStep, sql
+from fenced_testkit.interleaving import COMMIT, ROLLBACK, InterleavingScript, IsolationLevel, ScriptStep, sql
 
 READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE = LEVELS = (
     IsolationLevel.READ_COMMITTED,

@@ -9,9 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from psycopg import IsolationLevel
-
 from fenced.stores.postgresql.guard import schema
+from fenced_testkit.interleaving import IsolationLevel
 
 READ_COMMITTED, REPEATABLE_READ = IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import IsolationLevel
 
 from fenced.guards.spec import Spec
 from fenced.runtime.blocking import step as run_now
@@ -28,11 +27,13 @@ from fenced_testkit.interleaving import (
     COMMIT,
     ROLLBACK,
     Explorer,
+    IsolationLevel,
     ScriptEvent,
     ScriptStep,
     StoryBroken,
     Trace,
 )
+from fenced_testkit.interleaving.postgresql import PostgresqlEngine
 from fenced_testkit.servers import PostgresqlServer
 from tests.postgresql.guard_stories import (
     BACK,
@@ -173,7 +174,7 @@ def world(postgresql_server: PostgresqlServer) -> Iterator[World]:
     url = postgresql_server.url(database)
     with (
         psycopg.connect(url, autocommit=True, cursor_factory=psycopg.RawCursor) as watch,
-        Explorer(url, deadlock_timeout=DEADLOCK_TIMEOUT) as explorer,
+        Explorer(PostgresqlEngine(url, DEADLOCK_TIMEOUT)) as explorer,
     ):
         watch.execute("SET session_replication_role = replica")
         world = World(explorer, watch)
@@ -280,9 +281,7 @@ class Judge:
         left = self.world.watch.execute(LEFT).fetchall()
         self._marks_are(state, {name: value.split() for kind, name, value in left if kind == "mark"})
         self._rows_are(state, left)
-        refused = [
-            e for e, _ in self.failures if e.outcome.sqlstate in SQLSTATES and e.outcome.sqlstate != "ZF010"
-        ]
+        refused = [e for e, _ in self.failures if e.outcome.code in SQLSTATES and e.outcome.code != "ZF010"]
         counted = sum(int(count or 0) for kind, _, count in left if kind == "refused")
         ensure(counted == len(refused), f"I6: {len(refused)} refusals, {counted} of them counted")
         if self.story.always or (self.story.serial and [*self.trace.order] == sorted(self.trace.order)):
@@ -296,7 +295,7 @@ class Judge:
             if current is None:
                 current = Transaction(f"{event.session} from {event.began}")
                 self.transactions.append(current)
-            if event.outcome.sqlstate:
+            if event.outcome.code:
                 self.failures.append((event, current.copied()))
                 current.failed = True
             elif event.step == SAVE:
@@ -326,7 +325,7 @@ class Judge:
 
     def _is_explained(self, event: ScriptEvent, transaction: Transaction) -> None:
         """A step failed: was it to?"""
-        code, move, told = event.outcome.sqlstate, event.step.about, f"{event.step.label}: {event.outcome}"
+        code, move, told = event.outcome.code, event.step.about, f"{event.step.label}: {event.outcome}"
         if code == "25P02":
             ensure(transaction.failed, told)
         elif code == SERIALIZATION:
@@ -441,7 +440,7 @@ def test_observed_holders_do_not_wait_for_each_other(
     for step in before:
         world.watch.execute(step.statement.encode())
     with psycopg.connect(world.watch.info.dsn) as first, psycopg.connect(world.watch.info.dsn) as second:
-        first.isolation_level = second.isolation_level = level
+        first.isolation_level = second.isolation_level = psycopg.IsolationLevel[level.name]
         second.execute("SET statement_timeout = '3s'")
         second.commit()
         for connection, stamp in ((first, holder), (second, other)):

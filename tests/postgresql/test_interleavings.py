@@ -19,7 +19,6 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from psycopg import IsolationLevel
 
 from fenced.leases.rules import holder_text
 from fenced.stores.memory.authority import MemoryStore
@@ -32,6 +31,7 @@ from fenced_testkit.interleaving import (
     ROLLBACK,
     Explorer,
     InterleavingScript,
+    IsolationLevel,
     ScriptEvent,
     ScriptStep,
     StoryBroken,
@@ -39,6 +39,7 @@ from fenced_testkit.interleaving import (
     interleavings,
     sql,
 )
+from fenced_testkit.interleaving.postgresql import PostgresqlEngine
 from fenced_testkit.servers import PostgresqlServer
 from fenced_testkit.stepped import Stepped
 from tests.postgresql.planted_sql import BUGS, Bug, clocked, function
@@ -308,7 +309,7 @@ def world(postgresql_server: PostgresqlServer) -> Iterator[World]:
     )
     with (
         psycopg.connect(url, autocommit=True, cursor_factory=psycopg.RawCursor) as watch,
-        Explorer(url) as explorer,
+        Explorer(PostgresqlEngine(url)) as explorer,
     ):
         watch.execute("SET session_replication_role = replica")
         watch.execute("LISTEN woken")
@@ -346,7 +347,7 @@ class Judge:
             if isinstance(step, ScriptStep):
                 self.ticks.append((0, self.ticks[-1][1] + step.about))
         for event in self.trace.events:
-            ensure(not event.outcome.sqlstate, f"an error: {event.outcome}")
+            ensure(not event.outcome.code, f"an error: {event.outcome}")
             if isinstance(event.step.about, float):
                 self.ticks.append((event.ended, self.ticks[-1][1] + event.step.about))
         try:
@@ -533,7 +534,7 @@ def test_a_planted_bug_is_found(bug: Bug, world: World) -> None:
 def test_other_isolation_levels_are_refused(isolation: IsolationLevel, world: World) -> None:
     world.reset(BY_NAME["two asks, name new"])
     trace = world.explorer.run([InterleavingScript("A", (A.step(), COMMIT), isolation)], "AA")
-    assert [event.outcome.sqlstate for event in trace.events] == ["ZFA03", ""], str(trace)
+    assert [event.outcome.code for event in trace.events] == ["ZFA03", ""], str(trace)
 
 
 def test_the_schema_reads_no_other_clock() -> None:
@@ -557,7 +558,7 @@ def counted(world: World, *scripts: InterleavingScript) -> dict[str, tuple[list[
         world.watch.execute("UPDATE explored.counter SET n = 0")
         trace = world.explorer.run(scripts, order)
         rows = world.watch.execute("SELECT n FROM explored.counter ORDER BY id").fetchall()
-        states = [event.outcome.sqlstate for event in trace.events if event.outcome.sqlstate]
+        states = [event.outcome.code for event in trace.events if event.outcome.code]
         found[order] = (states, [n for (n,) in rows])
     return found
 

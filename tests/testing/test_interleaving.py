@@ -16,11 +16,11 @@ class Watch:
         self._running = running
         self.asked = 0
 
-    def execute(self, _: bytes, parameters: list[list[int]]) -> Any:
+    def blockers(self, pids: list[int]) -> dict[int, frozenset[int]]:
         self.asked += 1
         if self.asked == 2:
             self._running.set_result(ScriptOutcome(tag="COMMIT"))
-        return SimpleNamespace(fetchall=lambda: [(pid, [2]) for pid in parameters[0]])
+        return {pid: frozenset({2}) for pid in pids}
 
 
 def session(name: str, pid: int, event: ScriptEvent | None, running: Future[ScriptOutcome] | None) -> Any:

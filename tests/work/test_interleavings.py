@@ -31,6 +31,7 @@ from fenced_testkit.interleaving import (
     Trace,
     sql,
 )
+from fenced_testkit.interleaving.postgresql import PostgresqlEngine
 from tests.work.places import EMPTY, OPTIONS
 
 pytestmark = pytest.mark.xdist_group("claim interleavings")
@@ -123,7 +124,7 @@ class World:
             self.holders = {"A": first._work.lease.grant, "B": second._work.lease.grant}
         self._claims = claims
         self.expired = False
-        self.explorer = Explorer(url)
+        self.explorer = Explorer(PostgresqlEngine(url))
 
     def _sent(self, call: Callable[[PostgresqlClaims], Any]) -> ScriptStep:
         recorder: Any = Recorder()
@@ -181,7 +182,7 @@ class World:
             events = [event for event in trace.events if event.session == session and event.step.about]
             operation = events[0].step.about
             after, refusal, most = applied(model, operation, expired=self.expired)
-            states = [event.outcome.sqlstate for event in events if event.outcome.sqlstate]
+            states = [event.outcome.code for event in events if event.outcome.code]
             assert (states[0] if states else "") == refusal, f"{operation}: {states} and not {refusal!r}"
             if operation in ("claim", "give_back"):
                 changed = len(events[0].outcome.rows)

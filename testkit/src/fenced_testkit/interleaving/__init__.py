@@ -1,10 +1,10 @@
-"""Real sessions of PostgreSQL, stepped through every order of their statements.
+"""Real sessions of a database, stepped through every order of their statements.
 
 A simulation cannot see the bugs of SQL: what a statement does when it wakes up from a lock, what a snapshot
 hides, which of two transactions is the deadlock's victim. So each session has a script and its own
 connection, every merge of the scripts is run on a real server, and a judge checks the outcome:
 
-    explorer = Explorer(url)
+    explorer = Explorer(PostgresqlEngine(url))
     a = Script("A", (sql("UPDATE t SET n = n + 1"), COMMIT))
     b = Script("B", (sql("UPDATE t SET n = n + 1"), COMMIT))
     explorer.explore([a, b], reset=fill, judge=look)   # AABB, ABAB, ABBA, BAAB, BABA, BBAA
@@ -13,6 +13,9 @@ A transaction begins with the first statement after the previous one has ended, 
 asks the server whether a step waits for a lock; it does not guess from the time that the step takes. The steps of a
 session that waits are held back until it is free. Errors are outcomes, and go into the trace; the server chooses which
 of two deadlocked transactions gets one.
+
+The explorer is one for all databases. An `Engine` connects, runs a statement, and knows how its server says who waits:
+`interleaving.postgresql`, `interleaving.mariadb`.
 """
 
 from __future__ import annotations
@@ -25,12 +28,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from enum import Enum
 from types import TracebackType
-from typing import Any, Self
-
-import psycopg
-from psycopg import IsolationLevel
-from psycopg.pq import TransactionStatus
+from typing import Any, Protocol, Self
 
 PATIENCE_SECONDS = 30.0
 """How long a step may run without finishing or waiting for another session of the run."""
@@ -39,10 +39,6 @@ LOOK_SECONDS = 0.002
 LOOK_SECONDS_MAX = 0.016
 OUTCOME_LENGTH_MAX = 48
 """How much of an outcome is printed."""
-DEADLOCK_TIMEOUT = "10ms"
-"""When the server looks for a deadlock: it cannot resolve itself, and nobody should wait for it."""
-
-_BLOCKERS = b"SELECT pid, pg_blocking_pids(pid) FROM unnest($1::integer[]) AS pid"
 
 
 class StoryBroken(AssertionError):
@@ -53,9 +49,17 @@ class Stuck(RuntimeError):
     """A step neither finished nor waited for a session of the run. The explorer cannot be used afterwards."""
 
 
+class IsolationLevel(Enum):
+    """As SQL calls it."""
+
+    READ_COMMITTED = "READ COMMITTED"
+    REPEATABLE_READ = "REPEATABLE READ"
+    SERIALIZABLE = "SERIALIZABLE"
+
+
 @dataclass(frozen=True, slots=True)
 class ScriptStep:
-    """One thing that a session does: a statement with `$1` parameters."""
+    """One thing that a session does: a statement with parameters, in the form of its driver (`$1`, `%s`)."""
 
     label: str
     statement: str
@@ -127,16 +131,19 @@ def _merges(counts: dict[str, int]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class ScriptOutcome:
-    """The outcome of a step: rows and the command's tag, or an SQLSTATE and its message."""
+    """The outcome of a step: rows and the command's tag, or an error's code and its message.
+
+    The code is an SQLSTATE of PostgreSQL, or an error number of MariaDB.
+    """
 
     rows: tuple[tuple[Any, ...], ...] = ()
     tag: str = ""
-    sqlstate: str = ""
+    code: str = ""
     message: str = ""
 
     def __str__(self) -> str:
-        if self.sqlstate:
-            return f"{self.sqlstate} {self.message}"
+        if self.code:
+            return f"{self.code} {self.message}"
         if not self.rows:
             return self.tag
         return "; ".join(", ".join(map(str, row)) for row in self.rows)
@@ -225,14 +232,46 @@ def _foreseen(order: str, waiting: Mapping[str, frozenset[str]]) -> tuple[str, s
     return begun, owed
 
 
-class _Session:
-    """A connection and the thread that waits for it."""
+class EngineSession(Protocol):
+    """One connection. `execute` runs in a thread of its own, and at most one statement at a time."""
 
-    def __init__(self, url: str, deadlock_timeout: str) -> None:
-        self.connection = psycopg.connect(url, cursor_factory=psycopg.RawCursor)
-        self.connection.execute(f"SET deadlock_timeout = '{deadlock_timeout}'".encode())
-        self.connection.commit()
-        self.pid = self.connection.info.backend_pid
+    pid: int
+    """How the server calls this session."""
+
+    def take(self, script: InterleavingScript) -> None:
+        """Be in the isolation level of this script from now on; no transaction is open."""
+
+    def execute(self, step: ScriptStep) -> ScriptOutcome:
+        """Run it. An error of the server is an outcome; a lost connection is raised."""
+
+    def in_transaction(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class Engine(Protocol):
+    """A database in which sessions are opened and looked at."""
+
+    def connect(self) -> EngineSession: ...
+
+    def blockers(self, pids: Sequence[int]) -> Mapping[int, frozenset[int]]:
+        """For those of these sessions that wait for a lock now, the sessions that they wait for.
+
+        A session that continues by itself is not in it, or waits for nobody.
+        """
+
+    def cancel(self, pid: int) -> None:
+        """End the statement that this session runs, if any."""
+
+    def close(self) -> None: ...
+
+
+class _Session:
+    """A session of the engine and the thread that waits for it."""
+
+    def __init__(self, session: EngineSession) -> None:
+        self._session = session
+        self.pid = session.pid
         self._thread = ThreadPoolExecutor(max_workers=1)
         self.steps: list[ScriptStep] = []
         self.name = ""
@@ -242,31 +281,19 @@ class _Session:
     def take(self, script: InterleavingScript) -> None:
         self.name = script.name
         self.steps = list(script.steps)
-        self.connection.autocommit = script.autocommit
-        self.connection.isolation_level = script.isolation
+        self._session.take(script)
 
     def start(self, event: ScriptEvent) -> None:
-        step = event.step
         self.event = event
-        self.running = self._thread.submit(self._execute, step)
-
-    def _execute(self, step: ScriptStep) -> ScriptOutcome:
-        try:
-            cursor = self.connection.execute(step.statement.encode(), step.parameters or None)
-            rows = tuple(cursor.fetchall()) if cursor.description else ()
-        except psycopg.Error as error:
-            if error.sqlstate is None:
-                raise  # the connection is lost, or the script is wrong
-            return ScriptOutcome(sqlstate=error.sqlstate, message=error.diag.message_primary or "")
-        return ScriptOutcome(rows, cursor.statusmessage or "")
+        self.running = self._thread.submit(self._session.execute, event.step)
 
     @property
     def in_transaction(self) -> bool:
-        return self.connection.info.transaction_status != TransactionStatus.IDLE
+        return self._session.in_transaction()
 
     def close(self) -> None:
         self._thread.shutdown()
-        self.connection.close()
+        self._session.close()
 
 
 def _newest_first(session: _Session) -> int:
@@ -276,11 +303,9 @@ def _newest_first(session: _Session) -> int:
 class Explorer:
     """Runs scripts on a database, each in a session that stays open for the next run."""
 
-    def __init__(self, url: str, deadlock_timeout: str = DEADLOCK_TIMEOUT) -> None:
-        self._url = url
-        self._deadlock_timeout = deadlock_timeout
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._sessions: list[_Session] = []
-        self._watch = psycopg.connect(url, autocommit=True, cursor_factory=psycopg.RawCursor)
 
     def __enter__(self) -> Self:
         return self
@@ -292,9 +317,9 @@ class Explorer:
 
     def close(self) -> None:
         for session in self._sessions:
-            self._watch.execute(b"SELECT pg_cancel_backend($1)", [session.pid])
+            self._engine.cancel(session.pid)
             session.close()
-        self._watch.close()
+        self._engine.close()
 
     def explore(
         self,
@@ -331,11 +356,11 @@ class Explorer:
         if Counter(order) != Counter({script.name: len(script.steps) for script in scripts}):
             raise ValueError(f"{order!r} is no merge of these scripts")
         while len(self._sessions) < len(scripts):
-            self._sessions.append(_Session(self._url, self._deadlock_timeout))
+            self._sessions.append(_Session(self._engine.connect()))
         sessions = {s.name: session for s, session in zip(scripts, self._sessions, strict=False)}
         for script in scripts:
             sessions[script.name].take(script)
-        run = _Run(Trace(order, "".join(sessions)), sessions, self._watch)
+        run = _Run(Trace(order, "".join(sessions)), sessions, self._engine)
         for name in order:
             run.owe(name)
         run.end()
@@ -345,11 +370,11 @@ class Explorer:
 class _Run:
     """One merge while it runs."""
 
-    def __init__(self, trace: Trace, sessions: dict[str, _Session], watch: psycopg.Connection[Any]) -> None:
+    def __init__(self, trace: Trace, sessions: dict[str, _Session], engine: Engine) -> None:
         self.trace = trace
         self._sessions = sessions
         self._by_pid = {session.pid: session for session in sessions.values()}
-        self._watch = watch
+        self._engine = engine
         self._owed: list[str] = []
         self._places = itertools.count(1)
 
@@ -385,11 +410,12 @@ class _Run:
         """
         limit = time.monotonic() + PATIENCE_SECONDS
         patience = LOOK_SECONDS
-        before: dict[int, frozenset[int]] = {}
+        before: Mapping[int, frozenset[int]] = {}
         while busy := sorted((s for s in self._sessions.values() if s.event), key=_newest_first):
             wait([s.running for s in busy if s.running], patience, FIRST_COMPLETED)
             patience = min(2 * patience, LOOK_SECONDS_MAX)
-            found = self._blockers([s.pid for s in busy if s.running and not s.running.done()])
+            running = [s.pid for s in busy if s.running and not s.running.done()]
+            found = self._engine.blockers(running) if running else {}
             for session in busy:
                 if not self._collect(session) and not found.get(session.pid):
                     break  # it still runs, and its end may free the others: collect it first
@@ -408,11 +434,7 @@ class _Run:
         session.running = session.event = None
         return True
 
-    def _blockers(self, pids: list[int]) -> dict[int, frozenset[int]]:
-        rows = self._watch.execute(_BLOCKERS, [pids]).fetchall() if pids else []
-        return {pid: frozenset(blockers) for pid, blockers in rows}
-
-    def _all_held(self, blockers: dict[int, frozenset[int]]) -> bool:
+    def _all_held(self, blockers: Mapping[int, frozenset[int]]) -> bool:
         """Whether no session can continue. Sessions in a deadlock can: the server breaks it.
 
         If a blocker's step has ended since the server was asked, the answer is out of date: that session blocks nobody
