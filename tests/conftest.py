@@ -30,6 +30,7 @@ from fenced.values.contracts import Colour
 from fenced_testkit.servers import (
     DynamoServer,
     EtcdServer,
+    MariadbServer,
     NatsServer,
     Pgbouncer,
     PostgresqlServer,
@@ -43,6 +44,11 @@ from tests.colours import play
 from tests.walk.traveller import Traveller
 
 Prepare = Callable[[psycopg.Connection[Any]], None]
+
+
+class NewMariadb(Protocol):
+    def __call__(self) -> str:
+        """The address of a new database in MariaDB."""
 
 
 class NewDatabase(Protocol):
@@ -128,6 +134,24 @@ def dynamo_server(shared_dynamo_server: DynamoServer, monkeypatch: pytest.Monkey
 def etcd_server() -> Iterator[EtcdServer]:
     with EtcdServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariadbServer]:
+    with MariadbServer() as server:
+        yield server
+
+
+@pytest.fixture
+def new_mariadb(mariadb_server: MariadbServer) -> NewMariadb:
+    """They are removed with their server: a drop would wait for whoever has left a transaction open."""
+    return lambda: mariadb_server.url(mariadb_server.create_database())
+
+
+@pytest.fixture
+def mariadb_url(new_mariadb: NewMariadb) -> str:
+    """A new database."""
+    return new_mariadb()
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ install one that is missing.
 from fenced_testkit.servers.base import Endpoint, MissingProgram, Server, ServerFailed
 from fenced_testkit.servers.dynamodb import DynamoServer
 from fenced_testkit.servers.etcd import EtcdCluster, EtcdServer
+from fenced_testkit.servers.mariadb import MariadbServer
 from fenced_testkit.servers.nats import NatsServer
 from fenced_testkit.servers.pgbouncer import Pgbouncer
 from fenced_testkit.servers.postgresql import PostgresqlServer
@@ -22,6 +23,7 @@ __all__ = [
     "Endpoint",
     "EtcdCluster",
     "EtcdServer",
+    "MariadbServer",
     "MissingProgram",
     "NatsServer",
     "Pgbouncer",
