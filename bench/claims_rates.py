@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -25,6 +26,9 @@ from bench.interleaved import Effort
 from fenced.work import AsyncClaims, AsyncClaimWorker
 
 JOBS, ROUNDS = 1500, 3
+STATEMENTS_BEFORE = 6
+"""How many claims each connection has sent before a turn against bare claims is timed: workers keep their connections,
+and a driver prepares a statement when it has sent it five times."""
 WORKERS, BATCH = 8, 10
 PAYLOAD = json.dumps({"prompt": "x" * 200})
 OPTIONS: dict[str, Any] = {
@@ -62,9 +66,9 @@ class Yard:
         async with await psycopg.AsyncConnection.connect(self.url, autocommit=True) as db:
             await AsyncClaims(**OPTIONS).install(db, mode="require")
 
-    def fill(self, table: str) -> None:
+    def fill(self, table: str, more: int = 0) -> None:
         """As many rows as a turn takes, and nothing else. Triggers are off meanwhile: old rows have claims."""
-        rows = f"SELECT n, '{PAYLOAD}' FROM generate_series(1, {self.jobs}) AS n"
+        rows = f"SELECT n, '{PAYLOAD}' FROM generate_series(1, {self.jobs + more}) AS n"
         self.run(
             f"ALTER TABLE {table} DISABLE TRIGGER USER; TRUNCATE {table}; "
             f"INSERT INTO {table} (id, input) {rows}; ALTER TABLE {table} ENABLE TRIGGER USER",
@@ -73,30 +77,35 @@ class Yard:
 
     async def bare(self, workers: int) -> float:
         """Two statements for each row, by psycopg."""
-        self.fill("bare_jobs")
+        self.fill("bare_jobs", workers * STATEMENTS_BEFORE)
 
-        async def drain(db: Any) -> None:
-            while (row := await (await db.execute(BARE_CLAIM)).fetchone()) is not None:
+        async def drain(db: Any, claims: float = math.inf) -> None:
+            while claims > 0 and (row := await (await db.execute(BARE_CLAIM)).fetchone()) is not None:
                 await db.execute(BARE_FINISH, ("x", row[0]))
+                claims -= 1
 
         async with _psycopgs(self.url, workers) as connections:
+            for db in connections:
+                await drain(db, STATEMENTS_BEFORE)
             return await _seconds([drain(db) for db in connections])
 
-    async def claims(self, workers: int, batch: int, connect: Any) -> float:
-        self.fill("jobs")
+    async def claims(self, workers: int, batch: int, connect: Any, before: int = 0) -> float:
+        self.fill("jobs", workers * batch * before)
         runs = AsyncClaims(**OPTIONS)
         async with fenced.AsyncClient(self.url) as client, contextlib.AsyncExitStack() as stack:
             connections = await stack.enter_async_context(connect(self.url, workers))
             started = [await stack.enter_async_context(runs.worker(client, ttl=60)) for _ in range(workers)]
 
-            async def drain(db: Any, worker: AsyncClaimWorker) -> None:
-                while found := await worker.claim_many(db, batch):
+            async def drain(db: Any, worker: AsyncClaimWorker, claims: float = math.inf) -> None:
+                while claims > 0 and (found := await worker.claim_many(db, batch)):
                     for run in found:
                         await run.finish(db, status="done", output="x")
+                    claims -= 1
 
-            return await _seconds(
-                [drain(db, worker) for db, worker in zip(connections, started, strict=True)]
-            )
+            pairs = list(zip(connections, started, strict=True))
+            for db, worker in pairs:
+                await drain(db, worker, before)
+            return await _seconds([drain(db, worker) for db, worker in pairs])
 
     async def pgqueuer(self, workers: int) -> float:
         import asyncpg
@@ -163,7 +172,11 @@ def rates(url: str, effort: Effort, place: str, least: float, *, peers: bool) ->
     yard = Yard(url, effort.size(JOBS))
     rounds = effort.of(ROUNDS)
     asyncio.run(yard.prepare())
-    bare, ours = _turns(rounds, lambda: yard.bare(WORKERS), lambda: yard.claims(WORKERS, BATCH, _psycopgs))
+    bare, ours = _turns(
+        rounds,
+        lambda: yard.bare(WORKERS),
+        lambda: yard.claims(WORKERS, BATCH, _psycopgs, STATEMENTS_BEFORE),
+    )
     what = f"{WORKERS} workers of PostgreSQL {place}"
     against = f"bare single claims; {yard.jobs} rows, one asyncio program, psycopg"
     yield _faster(f"claim_batches_{place}", f"rate of {what}, batches of {BATCH}", bare, ours, least, against)

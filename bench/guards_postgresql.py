@@ -36,6 +36,7 @@ CONNECTIONS = 8
 CONTENDED_SECONDS = 2.0
 CONTENDED_ROUNDS = 4
 TABLES = ("plain", "guarded", "clause", "constant", "template", "own", "sampled", "observed")
+BY_HAND_TABLES = ("by_hand_rows", "by_hand_each")
 
 Connection = psycopg.Connection[tuple[object, ...]]
 
@@ -47,7 +48,7 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
             fenced.Client(f"sqlite:///{folder}/leases.db") as client,
             psycopg.connect(url, autocommit=True) as connection,
         ):
-            for table in TABLES:
+            for table in (*TABLES, *BY_HAND_TABLES):
                 _make(connection, table, effort.size(ROWS))
             yield from _one_row(url, connection, client, effort)
             yield from _audit(connection, client, effort)
@@ -133,43 +134,63 @@ def _one_row(url: str, connection: Connection, client: fenced.Client, effort: Ef
         yield asyncio.run(_one_row_asyncpg(url, lease, effort))
 
 
+BY_HAND = b"""
+CREATE TABLE by_hand (name text PRIMARY KEY, token bigint NOT NULL, holder text NOT NULL) WITH (fillfactor = 50);
+INSERT INTO by_hand VALUES ('orders/42', 1, '');
+CREATE TABLE by_hand_record (id bigserial PRIMARY KEY, name text, verdict text, at timestamptz DEFAULT now());
+CREATE FUNCTION judges_nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+CREATE TRIGGER at_the_end AFTER UPDATE ON by_hand_rows REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
+  FOR EACH STATEMENT EXECUTE FUNCTION judges_nothing();
+CREATE TRIGGER each_row BEFORE UPDATE ON by_hand_each
+  FOR EACH ROW WHEN (NEW.epoch < 0) EXECUTE FUNCTION judges_nothing();
+"""
+LOCKED = "SELECT FROM by_hand WHERE name = 'orders/42' FOR SHARE"
+RECORDED = "INSERT INTO by_hand_record (name, verdict) VALUES ('orders/42', 'stale')"
+
+
 def _least(connection: Connection, effort: Effort) -> Iterator[Figure]:
-    """What no guard can be cheaper than: one row locked or upserted by hand, without a decision, and the write."""
-    connection.execute(
-        b"CREATE TABLE by_hand (name text PRIMARY KEY, token bigint NOT NULL, holder text NOT NULL)"
-        b" WITH (fillfactor = 50); INSERT INTO by_hand VALUES ('orders/42', 1, '')"
-    )
+    """What a guard with triggers cannot be cheaper than: by hand, and nothing is decided."""
+    connection.execute(BY_HAND)
     tokens = itertools.count(2)
 
-    def share() -> None:
-        connection.execute(b"BEGIN; SELECT FROM by_hand WHERE name = 'orders/42' FOR SHARE", prepare=False)
-        _write()
+    def by_hand(*first: str) -> Action:
+        def write() -> None:
+            connection.execute("; ".join(("BEGIN", *first)).encode(), prepare=False)
+            connection.execute(_one("by_hand_rows"), [43])
+            connection.execute(b"COMMIT")
+
+        return write
 
     def upsert() -> None:
         token = next(tokens)
-        statement = (
+        by_hand(
             f"INSERT INTO by_hand AS mark VALUES ('orders/42', {token}, '{token:032x}') ON CONFLICT (name) \
             DO UPDATE SET token = excluded.token, holder = excluded.holder WHERE mark.token < excluded.token"
-        )
-        connection.execute(f"BEGIN; {statement}".encode(), prepare=False)
-        _write()
+        )()
 
-    def _write() -> None:
-        connection.execute(_one("plain"), [43])
-        connection.execute(b"COMMIT")
-
-    theirs, shared, raised = medians(
+    theirs, shared, raised, recorded = medians(
         plain(connection, _one("plain"), [42]),
-        share,
+        by_hand(LOCKED),
         upsert,
+        by_hand(LOCKED, RECORDED),
         rounds=effort.of(ROUNDS),
         warm_up=effort.size(WARM_UP),
     )
     against = "BEGIN, UPDATE, COMMIT without a guard"
-    yield ratio("least_shared", "by hand: a lock of one row, and the UPDATE", shared, theirs, against=against)
-    yield ratio(
-        "least_raised", "by hand: an upsert of one row, and the UPDATE", raised, theirs, against=against
+    what = "by hand, with a trigger that decides nothing"
+    yield ratio("least_shared", f"{what}: a lock of one row", shared, theirs, against=against)
+    yield ratio("least_raised", f"{what}: an upsert of one row", raised, theirs, against=against)
+    yield ratio("least_recorded", f"{what}: a lock, and a record", recorded, theirs, against=against)
+    theirs, ours = medians(
+        plain(connection, b"UPDATE plain SET qty = qty + 1"),
+        plain(connection, b"UPDATE by_hand_each SET qty = qty + 1"),
+        rounds=effort.of(BULK_ROUNDS),
+        warm_up=effort.size(BULK_WARM_UP),
+        before=_vacuum(connection, "plain", "by_hand_each"),
     )
+    rows = effort.size(ROWS)
+    what = f"{rows:,} rows, by hand: a trigger before each row that is never called"
+    yield ratio("least_each_row", what, ours, theirs, against=f"{rows:,} rows without a guard")
 
 
 def _round_trips(connection: Connection, action: Action) -> int:
@@ -305,16 +326,19 @@ def _one_holder(
         ]
         announced[0]()
         call = f"SELECT fenced_guard.announce('{lease.bare_stamp()}', NULL, 'public.constant')"
-        rates: list[list[float]] = [[], [], [], []]
+        rates: list[list[float]] = [[], [], [], [], []]
         seconds = effort.seconds(CONTENDED_SECONDS)
         for _ in range(effort.of(CONTENDED_ROUNDS)):
             rates[0].append(_by_pgbench(server, seconds, "BEGIN", "plain"))
             rates[1].append(_by_pgbench(server, seconds, f"BEGIN\\; {call}", "constant"))
-            rates[2].append(_throughput(unguarded, seconds))
-            rates[3].append(_throughput(announced, seconds))
-    bare, fenced_, theirs, ours = (sorted(each)[len(each) // 2] for each in rates)
+            rates[2].append(_by_pgbench(server, seconds, f"BEGIN\\; {LOCKED}", "by_hand_rows"))
+            rates[3].append(_throughput(unguarded, seconds))
+            rates[4].append(_throughput(announced, seconds))
+    bare, fenced_, by_hand, theirs, ours = (sorted(each)[len(each) // 2] for each in rates)
     what = f"{CONNECTIONS} connections of one holder, throughput"
     yield _rate("one_holder", f"{what}, by pgbench", fenced_, bare, target=0.75)
+    least = f"{CONNECTIONS} connections lock one row by hand, with a trigger that decides nothing, by pgbench"
+    yield _rate("one_holder_least", least, by_hand, bare)
     yield _rate("one_holder_threads", f"{what}, threads of one program", ours, theirs)
 
 
