@@ -235,6 +235,29 @@ def test_a_follower_obeys_no_earlier_term(url: str, tmp_path: Path) -> None:
             Follower("other").accept(new)
 
 
+def test_a_follower_receives_messages_about_many_names(url: str, tmp_path: Path) -> None:
+    """The name is that of the message, and never what its stamp says."""
+    marks = fenced.Values(f"sqlite:///{tmp_path}/received.db")
+    with fenced.Client(url) as client:
+        stamps = []
+        for _ in range(2):
+            with client.hold("orders/42") as lease:
+                stamps.append(lease.next_stamp())
+        with client.hold("orders/43") as lease:
+            other = lease.next_stamp()
+    for receiver in (Follower(), Follower(marks=marks)):
+        receiver.accept(str(stamps[1]), "orders/42")
+        receiver.accept(other, "orders/43")
+        with pytest.raises(fenced.StaleToken):
+            receiver.accept(stamps[0], "orders/42")
+        with pytest.raises(fenced.Uncovered):
+            receiver.accept(other, "orders/42")
+        with pytest.raises(fenced.Misuse, match="what the message is about"):
+            receiver.accept(other)
+        with pytest.raises(fenced.InvalidStamp):
+            receiver.accept("nonsense", "orders/42")
+
+
 # asyncio.
 
 

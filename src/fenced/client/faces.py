@@ -25,10 +25,12 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.machine import program
 from fenced.values import timing
 from fenced.values.contracts import Authority, Runtime
-from fenced.values.model import Holder, check_name
+from fenced.values.model import HeldBy, Holder, check_name
 from fenced.values.timing import Seconds
 
 if TYPE_CHECKING:
+    from fenced.client.guarding import Fence
+    from fenced.client.looking import SeenHolders
     from fenced.client.once import AsyncOnce, Once
     from fenced.client.values import AsyncValues, Values
     from fenced.runtime.aio import AioRuntime
@@ -44,6 +46,8 @@ class ClientBase:
 
     _marks: Any = None
     """What `once` has opened."""
+    _looked: SeenHolders | None = None
+    """What `verify` has learned."""
 
     def __init__(
         self,
@@ -91,6 +95,14 @@ class ClientBase:
                 engine = self._made_engine
         return engine
 
+    @property
+    def _seen(self) -> SeenHolders:
+        from fenced.client.looking import SeenHolders
+
+        with self._lock:  # two threads that verify first must not make two
+            self._looked = self._looked or SeenHolders()
+            return self._looked
+
     def _make_renewer(self) -> Renewer | None:
         """Threads, so that a body that blocks the event loop keeps its lease. None: the runtime's loops are threads."""
         if self._runtime.colour == "blocking":
@@ -130,6 +142,7 @@ class ClientBase:
     def _forked(self) -> None:
         """In a forked child: forget the parent's leases, threads and connections."""
         self._lock = threading.Lock()  # a thread of the parent may hold the inherited one
+        self._looked = None  # and that of this one
         self._detach_finalizer()  # open connections belong to the parent
         if self._made_engine is not None:
             self._made_engine.forked()
@@ -285,6 +298,23 @@ class AsyncClient(ClientBase):
                 marks = self._marks
         return AsyncOnce(self, marks, name, version, keep, ttl, wait, covers)
 
+    async def holder(self, name: str) -> HeldBy | None:
+        """Who holds this name now, as the authority sees it; None: nobody. For people and programs that only look."""
+        from fenced.client.looking import holder
+
+        return await holder(self._engine, name)
+
+    async def verify(self, fence: Fence | str, *names: str, max_age: Seconds = 0.0) -> None:
+        """Ask whether the lease of this stamp, or of its text, still holds these names; none given: all of its own.
+
+        For a receiver that keeps no marks. StaleToken if another lease holds one, LeaseLost if none does. When it
+        returns, the lease was held a moment ago, and may end before you act: a guard is better. `max_age`: for so many
+        seconds an answer is used again. A token lower than one that was seen is refused without asking.
+        """
+        from fenced.client.looking import current
+
+        await current(self._engine, self._seen, fence, names, timing.check_need(max_age))
+
     def _forked(self) -> None:
         super()._forked()
         self._runtime.forked()
@@ -439,6 +469,23 @@ class Client(ClientBase):
                     self._marks = Values(marks_beside(self._given_url))
                 marks = self._marks
         return Once(self, marks, name, version, keep, ttl, wait, covers)
+
+    def holder(self, name: str) -> HeldBy | None:
+        """Who holds this name now, as the authority sees it; None: nobody. For people and programs that only look."""
+        from fenced.client.looking import holder
+
+        return step(holder(self._engine, name))
+
+    def verify(self, fence: Fence | str, *names: str, max_age: Seconds = 0.0) -> None:
+        """Ask whether the lease of this stamp, or of its text, still holds these names; none given: all of its own.
+
+        For a receiver that keeps no marks. StaleToken if another lease holds one, LeaseLost if none does. When it
+        returns, the lease was held a moment ago, and may end before you act: a guard is better. `max_age`: for so many
+        seconds an answer is used again. A token lower than one that was seen is refused without asking.
+        """
+        from fenced.client.looking import current
+
+        step(current(self._engine, self._seen, fence, names, timing.check_need(max_age)))
 
     def _forked(self) -> None:
         super()._forked()

@@ -122,6 +122,20 @@ class AsyncLease(LeaseBase):
         """Wait until the lease is lost (True), released, or `timeout` seconds are over (False)."""
         return await self._grant.wait_lost(_until(self._engine, timeout))
 
+    async def wait_out(self, *, pause: Seconds, delivery: Seconds) -> float:
+        """Before a resource that cannot refuse: wait until no earlier holder can act there, *if* both bounds hold.
+
+        A holder stops at its deadline, which is before this grant. After its last check it may be paused for at most
+        `pause`, and what it sent arrives within `delivery`. Best effort: a longer pause breaks it, and so does a holder
+        whose lease an operator has taken away. Returns the sum of both; LeaseLost if this lease ends meanwhile.
+        """
+        bound = timing.check_bound(pause, "pause") + timing.check_bound(delivery, "delivery")
+        # From now on, and not from the request: the authority may have granted it only just before its answer.
+        if await self._grant.wait_lost(self._engine.runtime.now() + bound):
+            raise self._grant.lost_error()
+        self.check()
+        return bound
+
     async def release(self, *, at_once: bool = False) -> None:
         """Give the lease back; LeaseLost if it was lost before. `at_once`: whatever `at_least_for` is."""
         await self._engine.release(self._grant, at_once=at_once)
@@ -136,6 +150,20 @@ class Lease(LeaseBase):
     def wait_lost(self, timeout: Seconds | None = None) -> bool:
         """Wait until the lease is lost (True), released, or `timeout` seconds are over (False)."""
         return step(self._grant.wait_lost(_until(self._engine, timeout)))
+
+    def wait_out(self, *, pause: Seconds, delivery: Seconds) -> float:
+        """Before a resource that cannot refuse: wait until no earlier holder can act there, *if* both bounds hold.
+
+        A holder stops at its deadline, which is before this grant. After its last check it may be paused for at most
+        `pause`, and what it sent arrives within `delivery`. Best effort: a longer pause breaks it, and so does a holder
+        whose lease an operator has taken away. Returns the sum of both; LeaseLost if this lease ends meanwhile.
+        """
+        bound = timing.check_bound(pause, "pause") + timing.check_bound(delivery, "delivery")
+        # From now on, and not from the request: the authority may have granted it only just before its answer.
+        if step(self._grant.wait_lost(self._engine.runtime.now() + bound)):
+            raise self._grant.lost_error()
+        self.check()
+        return bound
 
     def release(self, *, at_once: bool = False) -> None:
         """Give the lease back; LeaseLost if it was lost before. `at_once`: whatever `at_least_for` is."""

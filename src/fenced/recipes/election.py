@@ -23,10 +23,11 @@ from typing import Any
 from fenced.client.faces import AsyncClient, Client
 from fenced.client.guarding import Fence, stamp_of
 from fenced.client.leases import AsyncLease, Lease, LeaseBase
+from fenced.client.looking import fence_in
 from fenced.client.scope import BodyScope
 from fenced.client.values import AsyncValues, Values
 from fenced.core.holding import GrantState
-from fenced.errors import LeaseLost
+from fenced.errors import LeaseLost, Misuse
 from fenced.guards.answers import error_for
 from fenced.recipes.candidates import Candidate, Health, Leader
 from fenced.runtime.blocking import step
@@ -249,48 +250,51 @@ async def leading(
 
 
 class Follower:
-    """Obeys no term older than one that it has seen. It remembers in memory, or in `marks`, which may be durable.
+    """Obeys no term older than one that it has seen; as a receiver of other messages, no older lease of a name.
 
-    It compares, and nothing else: what it does for a leader after that may still be overtaken. A guard compares in the
-    same step as the effect.
+    It remembers in memory, one mark for each name, or in `marks`, which may be durable. It compares, and nothing else:
+    what it does after that may still be overtaken. A guard compares in the same step as the effect.
     """
 
-    def __init__(self, election: str, marks: Values | None = None) -> None:
-        self.election = check_name(election)
+    def __init__(self, name: str | None = None, marks: Values | None = None) -> None:
+        """`name`: of the election, or of what is received; else give it with each message."""
+        self.name = None if name is None else check_name(name)
         self._marks = marks
         self._lock = threading.Lock()
-        self._mark: Mark | None = None
+        self._seen: dict[str, Mark] = {}
         self._realm: str | None = None
 
-    def accept(self, term: Fence | str) -> None:
+    def accept(self, term: Fence | str, name: str | None = None) -> None:
         """Remember this term; StaleToken if a newer one was seen. `term`: a stamp, its text, or a lease."""
-        fence = Stamp.parse(term) if isinstance(term, str) else term
+        fence, name = fence_in(term), self.about(name)
         if self._marks is not None:
-            self._marks.announce(fence, self.election)
+            self._marks.announce(fence, name)
             return
         stamp = stamp_of(fence, "a follower", announcing=True)
         with self._lock:  # two threads that compare at once must not lower the mark
-            judged = judge(
-                self._mark, stamp, name=self.election, rule="retry", realm=self._realm, announce=True
-            )
-            if judged.verdict is not Verdict.ADMIT:
-                raise error_for(
-                    judged.verdict, name=self.election, stamp=stamp, mark=self._mark, realm=self._realm
-                )
-            self._mark, self._realm = judged.mark, stamp.realm
+            mark = self._seen.get(name)
+            judged = judge(mark, stamp, name=name, rule="retry", realm=self._realm, announce=True)
+            if judged.verdict is not Verdict.ADMIT or judged.mark is None:
+                raise error_for(judged.verdict, name=name, stamp=stamp, mark=mark, realm=self._realm)
+            self._seen[name], self._realm = judged.mark, stamp.realm
+
+    def about(self, name: str | None) -> str:
+        """The name that a message is about."""
+        if (given := name or self.name) is None:
+            raise Misuse("say what the message is about: Follower(name), or accept(stamp, name)")
+        return check_name(given)
 
 
 class AsyncFollower:
     """The same, over marks in asyncio."""
 
-    def __init__(self, election: str, marks: AsyncValues | None = None) -> None:
-        self._memory = Follower(election)
+    def __init__(self, name: str | None = None, marks: AsyncValues | None = None) -> None:
+        self._memory = Follower(name)
         self._marks = marks
 
-    async def accept(self, term: Fence | str) -> None:
+    async def accept(self, term: Fence | str, name: str | None = None) -> None:
         """Remember this term; StaleToken if a newer one was seen. `term`: a stamp, its text, or a lease."""
         if self._marks is None:
-            self._memory.accept(term)
+            self._memory.accept(term, name)
         else:
-            fence = Stamp.parse(term) if isinstance(term, str) else term
-            await self._marks.announce(fence, self._memory.election)
+            await self._marks.announce(fence_in(term), self._memory.about(name))

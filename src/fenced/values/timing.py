@@ -73,6 +73,10 @@ def check_need(value: object) -> float:
     return _seconds(value, "need", 0.0, TTL_MAX)
 
 
+def check_bound(value: object, what: str) -> float:
+    return _seconds(value, what, 0.0, WAIT_MAX)
+
+
 def call_until(now: float, until: float | None) -> float:
     """When a request ends: at its caller's deadline, or after CALL_SECONDS if the caller has none."""
     return now + CALL_SECONDS if until is None else until
