@@ -24,7 +24,7 @@ from fenced.runtime import forking
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.machine import program
 from fenced.values import timing
-from fenced.values.contracts import Authority, Runtime
+from fenced.values.contracts import Authority, Colour, Runtime
 from fenced.values.model import HeldBy, Holder, check_name
 from fenced.values.timing import Seconds
 
@@ -84,6 +84,11 @@ class ClientBase:
     def url(self) -> str:
         """Where the authority is, without secrets."""
         return self._authority.url
+
+    @property
+    def colour(self) -> Colour:
+        """`blocking` or `asyncio`."""
+        return self._runtime.colour
 
     @property
     def _engine(self) -> LeaseEngine:

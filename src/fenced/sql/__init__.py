@@ -12,22 +12,34 @@ engines register under the entry point `fenced.engines`.
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from types import TracebackType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from fenced.client import registry
 from fenced.client.guarding import EnteredOnce, Fence, Fences, GuardOn, credential
 from fenced.client.leases import LeaseBase
-from fenced.errors import AlreadyApplied, Refused
+from fenced.errors import AlreadyApplied, Misuse, Refused
 from fenced.guards.engine import TableGuard
 from fenced.guards.spec import Spec
 from fenced.runtime.blocking import step
 from fenced.sql.clauses import AsyncClause, Clause
 from fenced.sql.engines import OnConnection, on
+from fenced.values import timing
 from fenced.values.contracts import Colour
 from fenced.values.decision import Mark, Rule
 from fenced.values.model import Credential, Stamp, check_name
+from fenced.values.timing import Seconds
+
+if TYPE_CHECKING:
+    from fenced.client.faces import AsyncClient, Client, ClientBase
+    from fenced.client.leases import AsyncLease, Lease
 
 __all__ = ["Announced", "AsyncAnnounced", "AsyncGuard", "AsyncTransaction", "Guard", "Transaction", "refusal"]
 
@@ -77,6 +89,12 @@ class _GuardBase:
     def name_for(self, **values: object) -> str:
         """The name to lease for the row with these values of the template's columns."""
         return self._spec.name_for(**values)
+
+    def _leased(self, client: ClientBase, row: dict[str, object]) -> str:
+        """The name of this row, for a client of the guard's own colour."""
+        if client.colour != self._colour:
+            raise Misuse(f"{type(self).__name__}.hold() is for {self._colour} clients")
+        return self.name_for(**row)
 
     def _on(self, connection: object) -> TableGuard:
         return on(connection, self._colour).table(self._spec, self._mandatory)
@@ -148,6 +166,28 @@ class AsyncGuard(_GuardBase):
             return direct
         carried = credential(fence, names, still_held=still_held)
         return AsyncTransaction(connection, found.table(self._spec, self._mandatory), carried)
+
+    @asynccontextmanager
+    async def hold(
+        self,
+        client: AsyncClient,
+        connection: Any,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        still_held: bool = False,
+        **row: object,
+    ) -> AsyncIterator[AsyncLease]:
+        """`async with guard.hold(client, connection, id=42) as lease:` lease the row's name, and begin a transaction.
+
+        `row`: the values of the template's columns. The transaction commits before the lease is released. The
+        connection is idle while others have the lease: with few of them take `client.hold`, and a connection inside.
+        """
+        name = self._leased(client, row)
+        leased = client.hold(name, ttl=ttl, wait=wait, max_hold=max_hold)
+        async with leased as lease, self.transaction(connection, lease, still_held=still_held):
+            yield lease
 
     async def announce(self, connection: Any, fence: Fences, *names: str) -> None:
         """Raise the marks in a transaction of its own, and commit it. Reads that begin afterwards are fenced."""
@@ -271,6 +311,28 @@ class Guard(_GuardBase):
             return direct
         carried = credential(fence, names, still_held=still_held)
         return Transaction(connection, found.table(self._spec, self._mandatory), carried)
+
+    @contextmanager
+    def hold(
+        self,
+        client: Client,
+        connection: Any,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        still_held: bool = False,
+        **row: object,
+    ) -> Iterator[Lease]:
+        """`with guard.hold(client, connection, id=42) as lease:` lease the row's name, and begin a transaction.
+
+        `row`: the values of the template's columns. The transaction commits before the lease is released. The
+        connection is idle while others have the lease: with few of them take `client.hold`, and a connection inside.
+        """
+        name = self._leased(client, row)
+        leased = client.hold(name, ttl=ttl, wait=wait, max_hold=max_hold)
+        with leased as lease, self.transaction(connection, lease, still_held=still_held):
+            yield lease
 
     def announce(self, connection: Any, fence: Fences, *names: str) -> None:
         """Raise the marks in a transaction of its own, and commit it. Reads that begin afterwards are fenced."""
