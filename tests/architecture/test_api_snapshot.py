@@ -42,6 +42,7 @@ MODULES = (
     "fenced.dynamodb",
     "fenced.proofs",
     "fenced.django",
+    "fenced.fastapi",
     "fenced.alembic",
     "fenced.celery",
     "fenced.redis",

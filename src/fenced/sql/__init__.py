@@ -78,6 +78,11 @@ class _GuardBase:
         return self._spec.table
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns in the template of its name."""
+        return self._spec.columns
+
+    @property
     def rule(self) -> Rule | None:
         """The rule that the program names. None: it takes that of the installed guard."""
         return self._spec.rule
