@@ -5,20 +5,23 @@
     with client.hold("orders/42") as lease, fenced.django.atomic(orders, lease):
         Order.objects.filter(id=42).update(qty=F("qty") + 1)
 
-`ReceiverMiddleware` reads stamps of requests and answers refusals; `InstallGuard` and
-`InstallClaims` are migration operations.
+`HeldCommand` is a management command that runs on one machine at a time. `ReceiverMiddleware` reads stamps of requests
+and answers refusals; `InstallGuard` and `InstallClaims` are migration operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from fenced.client import registry
 
 try:
+    from django.conf import settings
     from django.core.exceptions import RequestDataTooBig
+    from django.core.management.base import BaseCommand, CommandError
     from django.db import (
         DEFAULT_DB_ALIAS,
         DatabaseError,
@@ -35,8 +38,10 @@ try:
 except ImportError as error:
     raise registry.needs_package(__name__, error) from error
 
+from fenced.client.faces import Client
 from fenced.client.guarding import Fences
-from fenced.errors import FencedError, Misconfigured, Refused
+from fenced.client.leases import Lease
+from fenced.errors import FencedError, LeaseLost, Misconfigured, Misuse, NotGranted, Refused
 from fenced.guards.engine import TableGuard
 from fenced.guards.spec import Spec
 from fenced.http.bodies import RememberedBody
@@ -45,10 +50,16 @@ from fenced.proofs import VerifyingKey
 from fenced.runtime.blocking import step
 from fenced.sql import Guard, refusal
 from fenced.sql.engines import on
+from fenced.values import timing
 from fenced.values.decision import Mode, Rule
+from fenced.values.model import CallTemplate
+from fenced.values.timing import Seconds
 from fenced.work import Claims
 
-__all__ = ["InstallClaims", "InstallGuard", "ReceiverMiddleware", "atomic"]
+__all__ = ["HeldCommand", "InstallClaims", "InstallGuard", "ReceiverMiddleware", "atomic", "leases"]
+
+_clients: dict[tuple[str, str], Client] = {}
+_lock = threading.Lock()
 
 
 @contextmanager
@@ -62,6 +73,84 @@ def atomic(
     connection = connections[using or DEFAULT_DB_ALIAS]
     with guard.transaction(connection, fence, *names, still_held=still_held):
         yield
+
+
+def leases(alias: str = "default") -> Client:
+    """The client of this process for an entry of the setting FENCED; it connects at first use.
+
+    FENCED = {"default": {"URL": "postgresql://leases.internal/leases", "LABEL": "billing"}}
+
+    The other keys are the options of `fenced.Client`, in capitals.
+    """
+    entries = getattr(settings, "FENCED", {})
+    if alias not in entries or "URL" not in entries[alias]:
+        raise Misconfigured(
+            f'the setting FENCED has no entry {alias!r}: FENCED = {{{alias!r}: {{"URL": "..."}}}}'
+        )
+    options = {key.lower(): value for key, value in entries[alias].items()}
+    key = alias, repr(sorted(options.items()))  # other settings, as in tests: another client
+    with _lock:  # two threads that ask first must not make two
+        if key not in _clients:
+            try:
+                _clients[key] = Client(options.pop("url"), **options)
+            except TypeError as error:
+                raise Misconfigured(f"the setting FENCED[{alias!r}]: {error}") from error
+        return _clients[key]
+
+
+class HeldCommand(BaseCommand):  # type: ignore[misc]
+    """A management command that runs while it holds a lease: started on several machines, it runs on one at a time.
+
+    Write `handle_held(self, lease, *args, **options)` in place of `handle`. If the lease is not granted, the command
+    says who has it, and ends with status 75; if it was lost, with 76; if a guard has refused a write, with 77.
+    """
+
+    lease: ClassVar[str]
+    """The name. `billing/{shop}` is filled from the command's options."""
+    guards: ClassVar[Sequence[Guard]] = ()
+    """They get the lease announced before the command begins, so what it reads is fenced."""
+    ttl: ClassVar[Seconds] = timing.TTL_DEFAULT
+    wait: ClassVar[Seconds | None] = 0.0
+    """0: if another machine has it, do nothing."""
+    at_least_for: ClassVar[Seconds] = 0.0
+    """After a success nobody else is granted the name before this time: longer than the clocks of machines differ."""
+    leases: ClassVar[str] = "default"
+    """An entry of the setting FENCED."""
+    using: ClassVar[str] = DEFAULT_DB_ALIAS
+
+    def handle(self, *args: Any, **options: Any) -> Any:
+        connection = connections[self.using]
+        held = leases(self.leases).hold(
+            self._name(options),
+            ttl=self.ttl,
+            wait=self.wait,
+            at_least_for=self.at_least_for,
+            guards=[guard.on(connection) for guard in self.guards],
+        )
+        try:
+            with held as lease:
+                return self.handle_held(lease, *args, **options)
+        except (NotGranted, LeaseLost, Refused) as error:
+            status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
+            raise CommandError(str(error), returncode=status) from error
+
+    def handle_held(self, lease: Lease, *args: Any, **options: Any) -> Any:
+        raise NotImplementedError(f"write {type(self).__name__}.handle_held(self, lease, *args, **options)")
+
+    def _name(self, options: dict[str, Any]) -> str:
+        template = CallTemplate(self.lease)
+        if missing := sorted(field for field in template.fields if options.get(field) is None):
+            raise Misuse(
+                f"the lease {self.lease!r} has a field {missing[0]!r}, and the command no such option"
+            )
+        name = template.filled(options) if template.fields else self.lease
+        if name is None:
+            raise Misuse(f"a value for {self.lease!r} has a slash: two things could have the same name")
+        return name
+
+
+_STATUSES: dict[type[FencedError], int] = {NotGranted: 75, LeaseLost: 76, Refused: 77}
+"""As `fenced run` has them."""
 
 
 class ReceiverMiddleware(MiddlewareMixin):  # type: ignore[misc]

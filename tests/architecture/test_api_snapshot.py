@@ -67,6 +67,7 @@ NEED_A_PACKAGE = {
     "fenced.alembic": "alembic",
     "fenced.celery": "celery",
     "fenced.django": "django",
+    "fenced.fastapi": "fastapi",
     "fenced.etcd": "hpack",
     "fenced.http.aiohttp": "aiohttp",
     "fenced.http.httpx": "httpx",

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 import time
 import unittest
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import django
 import psycopg
 import pytest
 from django.conf import settings
+from django.core.management import CommandError, call_command
 from django.db import DatabaseError, IntegrityError, connection, connections, models, transaction
 from django.db.migrations import CreateModel, Migration, RunPython
 from django.db.migrations.state import ProjectState
 from django.db.migrations.writer import MigrationWriter
 from django.db.models import F
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client, TestCase
+from django.test import AsyncClient, Client, TestCase, override_settings
 from django.urls import path
 from psycopg.conninfo import conninfo_to_dict
 
@@ -438,3 +441,75 @@ def test_it_works_inside_a_test_case(database: dict[str, Any]) -> None:
     unittest.defaultTestLoader.loadTestsFromTestCase(Shop).run(result)
     assert result.testsRun == 1 and result.wasSuccessful(), result.errors + result.failures
     assert Order.objects.get(id=42).qty == 10
+
+
+class Bill(fenced.django.HeldCommand):
+    lease = "billing/{shop}"
+    guards = (GUARD,)
+    ttl = 10
+    tokens: ClassVar[list[int]] = []
+
+    def add_arguments(self, parser: Any) -> None:
+        parser.add_argument("--shop", default="main")
+        parser.add_argument("--lose", action="store_true")
+        parser.add_argument("--late", action="store_true")
+
+    def handle_held(self, lease: fenced.Lease, *args: Any, **options: Any) -> None:
+        self.tokens.append(lease.token)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT token FROM fenced_guard.mark WHERE name = %s", (lease.name,))
+            assert cursor.fetchone() == (lease.token,), "what it reads is fenced"
+        if options["lose"]:
+            lease._grant.lose("expired")
+        if options["late"]:
+            with fenced.django.atomic(GUARD, stamp(1)._replace(realm=lease.realm)):
+                raise AssertionError
+        self.stdout.write(lease.name)
+
+
+class Slashes(Bill):
+    lease = "billing/{no_such}"
+
+
+@pytest.fixture
+def fenced_setting(tmp_path: Path) -> Iterator[str]:
+    url = f"sqlite:///{tmp_path}/leases.db"
+    with override_settings(FENCED={"default": {"URL": url, "LABEL": "billing"}}):
+        yield url
+        fenced.django.leases().close()
+
+
+def test_a_command_runs_on_one_machine_at_a_time(database: dict[str, Any], fenced_setting: str) -> None:
+    migrate()
+    with fenced.django.leases().hold("set-up") as lease:
+        realm = lease.realm
+        GUARD.adopt(connection, realm)
+    out = io.StringIO()
+    call_command(Bill(), stdout=out)
+    call_command(Bill(), shop="north", stdout=out)
+    assert out.getvalue() == "billing/main\nbilling/north\n" and Bill.tokens == [2, 3]
+    assert fenced.django.leases() is fenced.django.leases()
+    with (
+        fenced.Client(fenced_setting, label="other machine") as other,
+        other.hold("billing/main"),
+        pytest.raises(CommandError, match="held by other machine") as busy,
+    ):
+        call_command(Bill())
+    with pytest.raises(CommandError, match="expired") as lost:
+        call_command(Bill(), lose=True)
+    GUARD.announce(connection, stamp(99)._replace(realm=realm))
+    with pytest.raises(CommandError, match="is stale") as late:
+        call_command(Bill(), late=True)
+    assert [each.value.returncode for each in (busy, lost, late)] == [75, 76, 77]
+    with pytest.raises(fenced.Misuse, match="'no_such'"):
+        call_command(Slashes())
+    with pytest.raises(fenced.Misuse, match="slash"):
+        call_command(Bill(), shop="a/b")
+
+
+def test_the_setting_is_checked() -> None:
+    with pytest.raises(fenced.Misconfigured, match="FENCED has no entry 'default'"):
+        fenced.django.leases()
+    wrong = {"default": {"URL": "memory:django", "LABLE": "x"}}
+    with override_settings(FENCED=wrong), pytest.raises(fenced.Misconfigured, match="lable"):
+        fenced.django.leases()

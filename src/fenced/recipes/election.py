@@ -266,7 +266,7 @@ class Follower:
 
     def accept(self, term: Fence | str, name: str | None = None) -> None:
         """Remember this term; StaleToken if a newer one was seen. `term`: a stamp, its text, or a lease."""
-        fence, name = fence_in(term), self.about(name)
+        fence, name = fence_in(term), _about(name or self.name)
         if self._marks is not None:
             self._marks.announce(fence, name)
             return
@@ -277,12 +277,6 @@ class Follower:
             if judged.verdict is not Verdict.ADMIT or judged.mark is None:
                 raise error_for(judged.verdict, name=name, stamp=stamp, mark=mark, realm=self._realm)
             self._seen[name], self._realm = judged.mark, stamp.realm
-
-    def about(self, name: str | None) -> str:
-        """The name that a message is about."""
-        if (given := name or self.name) is None:
-            raise Misuse("say what the message is about: Follower(name), or accept(stamp, name)")
-        return check_name(given)
 
 
 class AsyncFollower:
@@ -297,4 +291,10 @@ class AsyncFollower:
         if self._marks is None:
             self._memory.accept(term, name)
         else:
-            await self._marks.announce(fence_in(term), self._memory.about(name))
+            await self._marks.announce(fence_in(term), _about(name or self._memory.name))
+
+
+def _about(name: str | None) -> str:
+    if name is None:
+        raise Misuse("say what the message is about: Follower(name), or accept(stamp, name)")
+    return check_name(name)
