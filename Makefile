@@ -111,7 +111,7 @@ evidence: $(VENV)/.test servers ## the long figures, written to docs/evidence; A
 	@$(BIN)/python -m evidence $(ARGS)
 
 clean: ## remove .venv and all caches
-	rm -rf $(VENV) .postgresql .monitoring .serve .docs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .postgresql .monitoring .mysql .serve .docs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: what is newer than its stamp is installed again, and nothing else.

@@ -38,6 +38,7 @@ from fenced_testkit.servers import (
     RedisServer,
     SeaweedServer,
     ZooKeeperServer,
+    mariadb_or_mysql,
 )
 from fenced_testkit.servers.dynamodb import KEYS
 from tests.colours import play
@@ -138,7 +139,8 @@ def etcd_server() -> Iterator[EtcdServer]:
 
 @pytest.fixture(scope="session")
 def mariadb_server() -> Iterator[MariadbServer]:
-    with MariadbServer() as server:
+    """MariaDB; `make evidence` runs the same tests on MySQL."""
+    with mariadb_or_mysql() as server:
         yield server
 
 

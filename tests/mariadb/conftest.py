@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced_testkit.servers import MariadbServer
+from fenced_testkit.servers import MariadbServer, mariadb_or_mysql
 
 
 @pytest.fixture(scope="session")
 def mariadb_tls_server() -> Iterator[MariadbServer]:
     """One that also speaks TLS."""
-    with MariadbServer(tls=True) as server:
+    with mariadb_or_mysql(tls=True) as server:
         yield server

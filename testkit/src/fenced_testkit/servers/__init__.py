@@ -8,7 +8,9 @@ install one that is missing.
 from fenced_testkit.servers.base import Endpoint, MissingProgram, Server, ServerFailed
 from fenced_testkit.servers.dynamodb import DynamoServer
 from fenced_testkit.servers.etcd import EtcdCluster, EtcdServer
+from fenced_testkit.servers.galera import GaleraCluster
 from fenced_testkit.servers.mariadb import MariadbServer
+from fenced_testkit.servers.mysql import MysqlServer, mariadb_or_mysql
 from fenced_testkit.servers.nats import NatsServer
 from fenced_testkit.servers.pgbouncer import Pgbouncer
 from fenced_testkit.servers.postgresql import PostgresqlServer
@@ -23,8 +25,10 @@ __all__ = [
     "Endpoint",
     "EtcdCluster",
     "EtcdServer",
+    "GaleraCluster",
     "MariadbServer",
     "MissingProgram",
+    "MysqlServer",
     "NatsServer",
     "Pgbouncer",
     "PostgresqlServer",
@@ -40,4 +44,5 @@ __all__ = [
     "ValkeyServer",
     "ZooKeeperEnsemble",
     "ZooKeeperServer",
+    "mariadb_or_mysql",
 ]

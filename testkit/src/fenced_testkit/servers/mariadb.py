@@ -103,8 +103,9 @@ class MariadbServer(Server):
         """It refuses to run as root unless it is told to."""
         return "root" if os.geteuid() == 0 else str(os.getuid())
 
-    def program(self) -> str:
-        return find_program("mariadbd", PACKAGE)
+    def program(self) -> list[str]:
+        """With the options that it needs even to make its data."""
+        return [find_program("mariadbd", PACKAGE), "--no-defaults"]
 
     def command(self) -> list[str]:
         where = [f"--datadir={self.data}", f"--socket={self.socket}", f"--port={self.port}"]
@@ -113,7 +114,7 @@ class MariadbServer(Server):
         names = {"ssl_ca": "ca.crt", "ssl_cert": "server.crt", "ssl_key": "server.key"} if self.tls else {}
         secure = [f"--{option}={tls / file}" for option, file in names.items()]
         first = [f"--user={self._runs_as}", f"--init-file={self.folder / 'init.sql'}"]
-        return [self.program(), "--no-defaults", *first, *where, *settings, *secure]
+        return [*self.program(), *first, *where, *settings, *secure]
 
     def answers(self) -> bool:
         import pymysql
