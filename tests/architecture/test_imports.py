@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from release.lines import lines_of
+from release.lines import YOUNGER, lines_of
 
 pytestmark = pytest.mark.xdist_group("architecture")  # the sources are parsed once
 
@@ -35,10 +35,10 @@ LARGE_FILES = {
     "src/fenced/stores/postgresql/guard/triggers.py": 447,
     "src/fenced/stores/postgresql/guard/tables.py": 500,
     "src/fenced/stores/postgresql/authority/authority.py": 445,
-    "src/fenced/stores/zookeeper/wire/connection.py": 600,
-    "src/fenced/proxy/gate.py": 600,
-    "src/fenced/service/api.py": 600,
-    "src/fenced/service/live.py": 600,
+    "src/fenced/stores/zookeeper/wire/connection.py": 436,
+    "src/fenced/proxy/gate.py": 508,
+    "src/fenced/service/api.py": 560,
+    "src/fenced/service/live.py": 526,
     # Lists of checks.
     "src/fenced/testing/authorities.py": 552,
     "src/fenced/testing/guards.py": 525,
@@ -110,6 +110,12 @@ def test_files_and_functions_are_small() -> None:
     }
     assert not grown
     assert not exceptions.keys() - found.keys(), "these are no exceptions any more"
+
+
+def test_what_is_counted_apart_exists() -> None:
+    """Else what was moved or renamed would be counted with the rest, or not at all."""
+    named = [ROOT / folder / path for where in YOUNGER.values() for folder in where for path in where[folder]]
+    assert [path for path in named if not path.exists()] == []
 
 
 def test_only_the_cli_and_the_drills_print() -> None:

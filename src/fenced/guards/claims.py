@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property
@@ -69,6 +69,23 @@ class Claiming:
     def digest(self) -> str:
         """Eight characters that differ if the rows that may be claimed, or their order, differ."""
         return hashlib.sha256(repr((self.key, self.ready, self.order)).encode()).hexdigest()[:8]
+
+
+def assigned(constant: Callable[[Constant], str], columns: Columns) -> list[str]:
+    """What an UPDATE sets. `constant` writes a value as the engine's SQL."""
+    return [f'"{name}" = {constant(value)}' for name, value in columns]
+
+
+def given_back(constant: Callable[[Constant], str], claiming: Claiming) -> list[str]:
+    """What giving a row back sets: `dead` if its attempts are used up, else `back`. The column gives the type."""
+    back, dead = dict(claiming.back), dict(claiming.dead)
+    used = f"claim_attempts >= {claiming.max_attempts}"
+    found = []
+    for name in dict.fromkeys((*back, *dead)):
+        cases = [f"WHEN {used} THEN {constant(dead[name])}"] if name in dead else []
+        cases += [f"WHEN NOT {used} THEN {constant(back[name])}"] if name in back else []
+        found.append(f'"{name}" = CASE {" ".join(cases)} ELSE "{name}" END')
+    return found
 
 
 def write_number(token: int, count: int) -> int:

@@ -36,6 +36,17 @@ def path_of(url: str, scheme: str, what: str) -> Path:
     return Path(os.path.realpath(found["path"]))
 
 
+def check_file(path: Path, *, create: bool) -> None:
+    """Raise Misconfigured unless there is a file, or one may be made, at a place where it may be."""
+    if not path.parent.is_dir():
+        raise Misconfigured(f"the folder {path.parent} does not exist; create it first")
+    if path.is_dir():
+        raise Misconfigured(f"{path} is a folder; name a file in it")
+    if not create and not path.exists():
+        raise Misconfigured(f"there is no file {path}; the first lease would create it")
+    check_place(path)
+
+
 def check_place(path: Path) -> None:
     """Raise Misconfigured where two processes could see two different databases behind one name."""
     point, kind = mount_of(path)

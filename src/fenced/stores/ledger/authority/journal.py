@@ -120,13 +120,7 @@ class FileJournal:
     # Opening.
 
     def open(self, create: bool) -> None:
-        if not self.path.parent.is_dir():
-            raise Misconfigured(f"the folder {self.path.parent} does not exist; create it first")
-        if self.path.is_dir():
-            raise Misconfigured(f"{self.path} is a folder; name a file in it")
-        if not create and not self.path.exists():
-            raise Misconfigured(f"there is no file {self.path}; the first lease would create it")
-        filesystem.check_place(self.path)
+        filesystem.check_file(self.path, create=create)
         try:
             self._head = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._lock()

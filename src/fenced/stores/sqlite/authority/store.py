@@ -60,13 +60,7 @@ class Store:
             raise Misconfigured(f"{self.path} cannot be used: {error}") from error
 
     def _open(self, create: bool, deadline: Deadline) -> Standing:
-        if not self.path.parent.is_dir():
-            raise Misconfigured(f"the folder {self.path.parent} does not exist; create it first")
-        if self.path.is_dir():
-            raise Misconfigured(f"{self.path} is a folder; name a file in it")
-        if not create and not self.path.exists():
-            raise Misconfigured(f"there is no file {self.path}; the first lease would create it")
-        filesystem.check_place(self.path)
+        filesystem.check_file(self.path, create=create)
         forking.enter()
         try:
             retry_while_locked(self._install, deadline)

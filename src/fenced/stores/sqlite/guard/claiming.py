@@ -6,10 +6,12 @@ trigger compares them.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from fenced.errors import Misconfigured, Unsupported
-from fenced.guards.claims import Claiming, Columns, Constant
+from fenced.guards import claims
+from fenced.guards.claims import Claiming, Constant
 from fenced.guards.spec import Spec, literal
 from fenced.stores.sqlite.guard.unique import Run, TableKeys
 from fenced.values import sqlfile
@@ -30,20 +32,8 @@ def constant(value: Constant) -> str:
     return "NULL" if value is None else str(int(value))
 
 
-def assignments(columns: Columns) -> list[str]:
-    return [f'"{name}" = {constant(value)}' for name, value in columns]
-
-
-def given_back(claiming: Claiming) -> list[str]:
-    """What giving a row back sets: `dead` if its attempts are used up, else `back`."""
-    back, dead = dict(claiming.back), dict(claiming.dead)
-    used = f"claim_attempts >= {claiming.max_attempts}"
-    found = []
-    for name in dict.fromkeys((*back, *dead)):
-        cases = [f"WHEN {used} THEN {constant(dead[name])}"] if name in dead else []
-        cases += [f"WHEN NOT {used} THEN {constant(back[name])}"] if name in back else []
-        found.append(f'"{name}" = CASE {" ".join(cases)} ELSE "{name}" END')
-    return found
+assignments = functools.partial(claims.assigned, constant)
+given_back = functools.partial(claims.given_back, constant)
 
 
 async def columns(spec: Spec, claiming: Claiming, run: Run) -> list[str]:
