@@ -47,6 +47,8 @@ class MariadbServer(Server):
         self.settings = {**SETTINGS, **(settings or {})}
         self.tls = tls
         self.data = self.folder / "data"
+        self._temporary = self.folder / "tmp"
+        """Its own: a server that starts deletes the temporary tables in there, whosever they are."""
         self.socket = self.folder / "socket"
         self.ca_path = self.folder / "tls" / "ca.crt"
 
@@ -85,6 +87,7 @@ class MariadbServer(Server):
         if self.tls and not self.ca_path.exists():
             make_certificates(self.ca_path.parent)
         (self.folder / "init.sql").write_text(_EVERYBODY)
+        self._temporary.mkdir(exist_ok=True)
         if not self.data.exists():
             try:
                 self.initialize()
@@ -95,7 +98,7 @@ class MariadbServer(Server):
     def initialize(self) -> None:
         """Make the folder of its data."""
         how = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]
-        where = [f"--datadir={self.data}", f"--user={self._runs_as}"]
+        where = [f"--datadir={self.data}", f"--tmpdir={self._temporary}", f"--user={self._runs_as}"]
         run_program([find_program("mariadb-install-db", PACKAGE), *how, *where, "--skip-name-resolve"])
 
     @property
@@ -113,7 +116,11 @@ class MariadbServer(Server):
         tls = self.ca_path.parent
         names = {"ssl_ca": "ca.crt", "ssl_cert": "server.crt", "ssl_key": "server.key"} if self.tls else {}
         secure = [f"--{option}={tls / file}" for option, file in names.items()]
-        first = [f"--user={self._runs_as}", f"--init-file={self.folder / 'init.sql'}"]
+        first = [
+            f"--user={self._runs_as}",
+            f"--init-file={self.folder / 'init.sql'}",
+            f"--tmpdir={self._temporary}",
+        ]
         return [*self.program(), *first, *where, *settings, *secure]
 
     def answers(self) -> bool:
