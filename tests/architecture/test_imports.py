@@ -44,7 +44,6 @@ LARGE_FILES = {
     "src/fenced/testing/guards.py": 525,
     "testkit/src/fenced_testkit/outages.py": 612,
     # Servers and networks in memory, each modelled in one place.
-    "testkit/src/fenced_testkit/interleaving/__init__.py": 453,
     "testkit/src/fenced_testkit/runtime/network.py": 487,
     "testkit/src/fenced_testkit/worlds/etcd_cluster.py": 445,
     "testkit/src/fenced_testkit/worlds/redis_node.py": 454,

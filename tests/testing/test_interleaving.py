@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-from fenced_testkit.interleaving import COMMIT, ScriptEvent, ScriptOutcome, Trace, _Run
+from fenced_testkit.interleaving import (
+    COMMIT,
+    AnyScript,
+    Explorer,
+    InterleavingProgram,
+    Program,
+    ScriptEvent,
+    ScriptOutcome,
+    ScriptStep,
+    Trace,
+    sql,
+)
+from fenced_testkit.interleaving.explorer import _Run
 
 
 class Watch:
@@ -24,7 +37,7 @@ class Watch:
 
 
 def session(name: str, pid: int, event: ScriptEvent | None, running: Future[ScriptOutcome] | None) -> Any:
-    return SimpleNamespace(name=name, pid=pid, event=event, running=running)
+    return SimpleNamespace(name=name, pid=pid, event=event, running=running, go_on=lambda _: None)
 
 
 def test_a_step_that_ends_while_the_server_is_asked_is_settled() -> None:
@@ -36,3 +49,42 @@ def test_a_step_that_ends_while_the_server_is_asked_is_settled() -> None:
     assert event.outcome.tag == "COMMIT"
     assert not event.waited_for, "what was said of it was out of date"
     assert watch.asked == 2
+
+
+class OneConnection:
+    """An engine whose statements return themselves."""
+
+    pid = 1
+
+    def connect(self) -> OneConnection:
+        return self
+
+    def take(self, script: AnyScript) -> None:
+        self.taken = script.name
+
+    def execute(self, step: ScriptStep) -> ScriptOutcome:
+        return ScriptOutcome(tag=step.statement)
+
+    def in_transaction(self) -> bool:
+        return False
+
+    def blockers(self, pids: Sequence[int]) -> Mapping[int, frozenset[int]]:
+        return {pid: frozenset() for pid in pids}
+
+    def cancel(self, pid: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_program_chooses_its_next_step_by_the_outcome_of_the_last() -> None:
+    def counting(end: int) -> Program:
+        outcome = yield sql("1")
+        while int(outcome.tag) < end:
+            outcome = yield sql(str(int(outcome.tag) + 1))
+
+    for end, order in ((1, "AAA"), (3, "AAA"), (5, "AAA")):
+        with Explorer(OneConnection()) as explorer:
+            trace = explorer.run([InterleavingProgram("A", lambda end=end: counting(end), 3)], order)  # type: ignore[misc]
+        assert [event.outcome.tag for event in trace.steps] == [str(n) for n in range(1, end + 1)]

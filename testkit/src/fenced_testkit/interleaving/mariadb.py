@@ -14,7 +14,7 @@ from typing import Any
 import pymysql
 from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS
 
-from fenced_testkit.interleaving import InterleavingScript, ScriptOutcome, ScriptStep
+from fenced_testkit.interleaving.scripts import AnyScript, ScriptOutcome, ScriptStep
 
 _THREAD = re.compile(r"^(?:MariaDB|MySQL) thread id (\d+)", re.MULTILINE)
 
@@ -24,7 +24,7 @@ class MariadbSession:
         self._connection = connection
         self.pid: int = self._connection.thread_id()
 
-    def take(self, script: InterleavingScript) -> None:
+    def take(self, script: AnyScript) -> None:
         self._connection.autocommit(script.autocommit)
         with self._connection.cursor() as cursor:
             cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {script.isolation.value}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from fenced_testkit.interleaving import InterleavingScript, ScriptOutcome, ScriptStep
+from fenced_testkit.interleaving.scripts import AnyScript, ScriptOutcome, ScriptStep
 
 DEADLOCK_TIMEOUT = "10ms"
 """When the server looks for a deadlock: it cannot resolve itself, and nobody should wait for it."""
@@ -22,7 +22,7 @@ class PostgresqlSession:
         self._connection.commit()
         self.pid = self._connection.info.backend_pid
 
-    def take(self, script: InterleavingScript) -> None:
+    def take(self, script: AnyScript) -> None:
         self._connection.autocommit = script.autocommit
         self._connection.isolation_level = psycopg.IsolationLevel[script.isolation.name]
 
