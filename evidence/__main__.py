@@ -15,8 +15,10 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,9 @@ FOLDER = Path(__file__).parents[1] / "docs" / "evidence"
 STORM_SECONDS = 60
 GUARD_STORM_SECONDS = 20
 SET_SECONDS = 600.0
-SETS_AT_A_TIME = 4
+SET_CONTROL_SECONDS = 120.0
+JEPSEN = "leases from etcd with a ttl of 2 s"
+"""As in Jepsen's test of etcd's locks; its values are in SQLite."""
 ETCD_DEFAULTS = {"heartbeat-interval": "100", "election-timeout": "1000"}
 ZOOKEEPER_DEFAULTS = {"tickTime": "2000", "minSessionTimeout": "4000"}
 """The storms run with the shortest ttls of servers as they are shipped; those of the tests are shorter."""
@@ -71,6 +75,8 @@ def _storm(seconds: float, *options: str, seed: int = 1, drill: str = "storm") -
     done = subprocess.run(
         [*command, "--seed", str(seed), *options], capture_output=True, text=True, check=False
     )
+    if not done.stdout:
+        raise RuntimeError(f"{drill} {' '.join(options)}: {done.stderr}")
     told = json.loads(done.stdout)
     keys = (
         "ttl",
@@ -146,29 +152,47 @@ def guard_storms() -> dict[str, Any]:
     return {**found, "seconds_each": GUARD_STORM_SECONDS}
 
 
-def sets(seconds: float) -> dict[str, Any]:
-    """The set of unique elements behind each guard, and the control: the same guard in observe."""
+def sets(seconds: float, control_seconds: float) -> dict[str, Any]:
+    """The set of unique elements behind each guard, all at once; then the controls, in which nothing is refused."""
+    found: dict[str, Any] = {}
+    times = {"guarded": seconds, "control": control_seconds}
+    lock = threading.Lock()
 
-    def of(kind: str) -> dict[str, Any]:
-        observed = guards[kind]("observed-set")
-        with fenced.Values(observed) as observing:
-            observing.set_mode("observe")
-        found = {
-            "guarded": _storm(seconds, "--guard", guards[kind]("set"), drill="set"),
-            "observed": _storm(seconds, "--guard", observed, drill="set"),
+    def run(role: str, kind: str, options: Sequence[str]) -> None:
+        one = _storm(times[role], *options, drill="set")
+        one["lost_share"] = round(one["lost_updates"] / one["acknowledged"], 4)
+        with lock:  # all of them write one file
+            found.setdefault(kind, {})[role] = one
+            keep("sets", _sets_together(found, times))
+
+    with _guards() as guards, EtcdServer(ETCD_DEFAULTS) as etcd:
+        jepsen = ("--authority", etcd.url(), "--ttl", "2")
+        sides: dict[str, dict[str, Sequence[str]]] = {"guarded": {}, "control": {}}
+        sides["guarded"] |= {"sqlite": (), JEPSEN: jepsen}
+        sides["control"] |= {
+            each: (*options, "--guard", "none") for each, options in sides["guarded"].items()
         }
-        lost = found["observed"]["lost_updates"] / found["observed"]["acknowledged"]
-        return {**found, "lost_in_observe": round(lost, 4)}
-
-    with _guards() as guards, ThreadPoolExecutor(SETS_AT_A_TIME) as pool:
-        kinds = dict(zip(guards, pool.map(of, guards), strict=True))
-    acknowledged = sum(each["guarded"]["acknowledged"] for each in kinds.values())
-    together = {"acknowledged_with_guard": acknowledged, "lost_with_guard": _lost(kinds)}
-    return {**kinds, **together, "seconds_each": seconds, "at_a_time": SETS_AT_A_TIME}
+        sides["guarded"] |= {kind: ("--guard", at("set")) for kind, at in guards.items()}
+        sides["control"] |= {kind: ("--guard", _observing(at("observed"))) for kind, at in guards.items()}
+        for role, all_options in sides.items():
+            with ThreadPoolExecutor(len(all_options)) as pool:
+                list(pool.map(partial(run, role), all_options, all_options.values()))
+    return _sets_together(found, times)
 
 
-def _lost(kinds: dict[str, Any]) -> int:
-    return sum(each["guarded"]["lost_updates"] for each in kinds.values())
+def _observing(address: str) -> str:
+    with fenced.Values(address) as values:
+        values.set_mode("observe")
+    return address
+
+
+def _sets_together(kinds: dict[str, Any], times: dict[str, float]) -> dict[str, Any]:
+    guarded = [each["guarded"] for each in kinds.values() if "guarded" in each]
+    together = {
+        "acknowledged_with_guard": sum(each["acknowledged"] for each in guarded),
+        "lost_with_guard": sum(each["lost_updates"] for each in guarded),
+    }
+    return {**kinds, **together, "seconds_each": times}
 
 
 def holders() -> dict[str, Any]:
@@ -202,8 +226,9 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "storms": lambda _: storms(),
     "authority_storms": on_authorities,
     "guard_storms": lambda _: guard_storms(),
-    "drills": lambda options: drills.run(options.rounds),
-    "sets": lambda options: sets(options.set_seconds),
+    "drills": lambda options: drills.run(options.rounds, partial(keep, "drills")),
+    "drill_times": lambda _: drills.times(),
+    "sets": lambda options: sets(options.set_seconds, options.set_control_seconds),
     "guard_holders": lambda _: holders(),
     "live_page": lambda _: live_page.run(),
     "claim_storm": lambda _: claim_storm.run(),
@@ -238,23 +263,30 @@ def main(arguments: list[str]) -> int:
         "--changes", type=int, default=elections.CHANGES, help="of leaders, on each authority"
     )
     parser.add_argument("--set-seconds", type=float, default=SET_SECONDS, help="of sets, for each guard")
+    parser.add_argument("--set-control-seconds", type=float, default=SET_CONTROL_SECONDS)
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - FIGURES.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(FIGURES)}")
-    FOLDER.mkdir(parents=True, exist_ok=True)
     for name in options.names or list(FIGURES):
         print(f"{name} ...", flush=True)
-        figure = {
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "fenced": fenced.__version__,
-            "python": platform.python_version(),
-            "sqlite": sqlite3.sqlite_version,
-            "system": platform.platform(),
-            name: FIGURES[name](options),
-        }
-        (FOLDER / f"{name}.json").write_text(json.dumps(figure, indent=2) + "\n")
-        print(json.dumps(figure[name], indent=2))
+        found = FIGURES[name](options)
+        keep(name, found)
+        print(json.dumps(found, indent=2))
     return 0
+
+
+def keep(name: str, found: dict[str, Any]) -> None:
+    """Write a figure. Long ones are written again and again, so that an interruption leaves what they have found."""
+    figure = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "fenced": fenced.__version__,
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "system": platform.platform(),
+        name: found,
+    }
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / f"{name}.json").write_text(json.dumps(figure, indent=2) + "\n")
 
 
 if __name__ == "__main__":

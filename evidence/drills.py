@@ -1,21 +1,29 @@
 """Every drill again and again, with both cores busy: is a verdict ever wrong, and does the control lose data?
 
-`make test` runs each twice. Here: on the embedded default, and on PostgreSQL with leases from etcd.
+`make test` runs each twice. Here: on the embedded default, and on PostgreSQL with leases from etcd, at the same time.
+A drill waits for most of its time, so they are one queue: no round waits for its slowest drill.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fenced.drills.bound import bound
 from fenced.drills.catalog import STORIES
-from fenced.drills.every import DrillBatch, DrillRow
+from fenced.drills.declared import Drill
+from fenced.drills.every import DrillBatch, DrillRow, Told
 from fenced.drills.stage import with_rule
 from fenced.runtime.clocks import now
 from fenced_testkit.servers import EtcdServer, PostgresqlServer
@@ -23,6 +31,9 @@ from fenced_testkit.servers import EtcdServer, PostgresqlServer
 ROUNDS = 20
 CONTROLS = 5
 JOBS = 6
+"""Of each stack."""
+
+Keep = Callable[[dict[str, Any]], None]
 
 
 @contextlib.contextmanager
@@ -40,44 +51,118 @@ def busy_cores() -> Iterator[None]:
             each.wait()
 
 
-def run(rounds: int = ROUNDS) -> dict[str, Any]:
-    with busy_cores():
-        found = {"sqlite": _stack([], rounds)}
-        with EtcdServer() as etcd, PostgresqlServer() as postgresql:
-            guard = postgresql.url(postgresql.create_database())
-            with_rule(guard, "sequenced")
-            found["etcd and postgresql"] = _stack(["--authority", etcd.url(), "--guard", guard], rounds)
-    return {**found, "rounds": rounds, "controls": min(CONTROLS, rounds), "jobs": JOBS}
+def _counters() -> dict[str, Counter[str]]:
+    return {each.name: Counter[str]() for each in STORIES}
 
 
-def _stack(options: list[str], rounds: int) -> dict[str, Any]:
+@dataclass(slots=True)
+class StackTally:
     """For each drill, how often it ended with which verdict, with the guard and, until it has lost data, without."""
-    verdicts = {each.name: Counter[str]() for each in STORIES}
-    controls = {each.name: Counter[str]() for each in STORIES}
-    whys: dict[str, str] = {}
-    seconds = []
-    none = [*options[:2], "--guard", "none"]
-    for number in range(rounds):
-        began = now()
-        lossless = [each for each in STORIES if each.loses and not controls[each.name]["broken"]]
-        controlled = [each for each in STORIES if each in lossless and number < CONTROLS]
-        plain = [each for each in STORIES if each not in controlled]
-        rows: list[DrillRow] = []
-        for chosen, control in ((plain, None), (controlled, none)):
-            rows += DrillBatch(options, control).run(chosen, JOBS)
-        if not controlled:
-            seconds.append(round(now() - began, 1))
-        for row in rows:
-            verdicts[row.drill.name][row.told["verdict"]] += 1
-            if row.told["verdict"] != "held":
-                whys[row.drill.name] = row.told["sentence"]
-            if row.control is not None:
-                controls[row.drill.name][row.control["verdict"]] += 1
-        unlike = {name: dict(each) for name, each in verdicts.items() if len(each) > 1}
-        print(f"round {number + 1}: {now() - began:.0f} s {unlike}", flush=True)
+
+    options: list[str]
+    rounds: int
+    told: Callable[[], None]
+    verdicts: dict[str, Counter[str]] = field(default_factory=_counters)
+    controls: dict[str, Counter[str]] = field(default_factory=_counters)
+    whys: dict[str, list[str]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        none = [*self.options[:2], "--guard", "none"]
+        for _ in range(min(CONTROLS, self.rounds)):
+            self._batch([each for each in STORIES if each.loses and not self._has_lost(each)], none)
+        self._batch(
+            [
+                each
+                for number in range(self.rounds)
+                for each in STORIES
+                if number >= self.verdicts[each.name].total()
+            ],
+            None,
+        )
+
+    def _has_lost(self, drill: Drill) -> bool:
+        return self.controls[drill.name]["broken"] > 0
+
+    def _batch(self, drills: Sequence[Drill], control: list[str] | None) -> None:
+        DrillBatch(self.options, control, self._take).run(drills, JOBS)
+
+    def _take(self, row: DrillRow) -> None:
+        name = row.drill.name
+        self._count(name, "with the guard", row.told, self.verdicts[name], "held")
+        if row.control is not None:
+            self._count(name, "without a guard", row.control, self.controls[name], "broken")
+        self.told()
+
+    def _count(self, name: str, where: str, told: Told, counter: Counter[str], expected: str) -> None:
+        verdict = told["verdict"]
+        counter[verdict] += 1
+        if verdict != expected:
+            self.whys.setdefault(f"{name}, {where}", []).append(f"{verdict}: {told['sentence']}")
+            record, path = tempfile.mkstemp(prefix=f"drill-{name}-{verdict}-", suffix=".json")
+            os.close(record)
+            Path(path).write_text(json.dumps(told, indent=2))
+            print(f"{name}, {where}: {verdict}; its records are in {path}", flush=True)
+
+    @property
+    def found(self) -> dict[str, Any]:
+        return {
+            "verdicts": {name: dict(each) for name, each in self.verdicts.items()},
+            "without_a_guard": {name: dict(each) for name, each in self.controls.items()},
+            "otherwise_because": self.whys,
+        }
+
+
+def run(rounds: int = ROUNDS, keep: Keep = lambda found: None) -> dict[str, Any]:
+    """`keep` gets the figures after each drill, so that an interrupted run leaves what it has found."""
+    began, cpu, lock = now(), _cpu_seconds(), threading.Lock()
+
+    def found() -> dict[str, Any]:
+        idle, total = (after - before for after, before in zip(_cpu_seconds(), cpu, strict=True))
+        return {
+            **{name: each.found for name, each in stacks.items()},
+            "rounds": rounds,
+            "controls": min(CONTROLS, rounds),
+            "jobs": JOBS * len(stacks),
+            "cores_idle_percent": round(100 * idle / total, 1) if total else None,
+            "seconds": round(now() - began),
+        }
+
+    def told() -> None:
+        with lock:  # two stacks write one file
+            keep(found())
+
+    with busy_cores(), EtcdServer() as etcd, PostgresqlServer() as postgresql:
+        guard = postgresql.url(postgresql.create_database())
+        with_rule(guard, "sequenced")
+        servers = ["--authority", etcd.url(), "--guard", guard]
+        stacks = {
+            "sqlite": StackTally([], rounds, told),
+            "etcd and postgresql": StackTally(servers, rounds, told),
+        }
+        with ThreadPoolExecutor(len(stacks)) as pool:
+            for each in [pool.submit(stack.run) for stack in stacks.values()]:
+                each.result()
+    return found()
+
+
+def _cpu_seconds() -> tuple[float, float]:
+    """How long the cores of this machine were idle, and how long they were there."""
+    words = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (int(words[3]) + int(words[4])) / ticks, sum(map(int, words)) / ticks
+
+
+def times() -> dict[str, Any]:
+    """How long `fenced drill all` takes, as users run it; to be run on cores that do nothing else."""
+    return {"all": _time_of(), "all --control": _time_of("--control"), "cores": os.cpu_count()}
+
+
+def _time_of(*words: str) -> dict[str, Any]:
+    load = os.getloadavg()[0]
+    command = [sys.executable, "-m", "fenced", "drill", "all", "--json", *words]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
     return {
-        "verdicts": {name: dict(each) for name, each in verdicts.items()},
-        "without_a_guard": {name: dict(each) for name, each in controls.items()},
-        "not_held_because": whys,
-        "seconds_of_all": [min(seconds, default=None), max(seconds, default=None)],
+        "seconds": told["seconds"],
+        "verdicts": dict(Counter(told["verdicts"].values())),
+        "load_before": round(load, 1),
     }

@@ -7,6 +7,7 @@ import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 
 import fenced
 from fenced.drills.command import drill
+from fenced.drills.java import JDBC
 from fenced.drills.programs import NotShown
 from fenced.testing.late import overtake
 from fenced_testkit.servers import PostgresqlServer, ServiceServer
@@ -36,6 +38,23 @@ os.kill(os.getpid(), signal.SIGSTOP)
 with psycopg.connect(sys.argv[1]) as db:
     db.execute("SELECT fenced_guard.announce(%s)", (os.environ["FENCED_STAMP"],))
     db.execute("UPDATE orders SET qty = qty - 1 WHERE id = 42")
+"""
+JAVA = """
+import java.sql.*;
+public class Worker {
+    public static void main(String[] url) throws Exception {
+        try (Connection db = DriverManager.getConnection(url[0])) {
+            new ProcessBuilder("kill", "-STOP", "" + ProcessHandle.current().pid()).start().waitFor();
+            db.setAutoCommit(false);
+            try (PreparedStatement announce = db.prepareStatement("SELECT fenced_guard.announce(?)")) {
+                announce.setString(1, System.getenv("FENCED_STAMP"));
+                announce.execute();
+            }
+            db.createStatement().execute("UPDATE orders SET qty = qty - 1 WHERE id = 42");
+            db.commit();
+        }
+    }
+}
 """
 UNGUARDED = """
 import sqlite3, sys
@@ -100,8 +119,9 @@ def test_a_table_that_admits_everything_is_caught(shop: Path) -> None:
     assert (late.verdict, late.before, late.after) == ("broken", 10, 0)
 
 
+@pytest.mark.parametrize("language", ["python", "java"])
 def test_a_program_without_fenced_is_counted_on_postgresql(
-    postgresql_server: PostgresqlServer, tmp_path: Path
+    language: str, postgresql_server: PostgresqlServer, tmp_path: Path
 ) -> None:
     """It announces its stamp in plain SQL: nobody makes a record, and the server counts."""
     url = postgresql_server.url(postgresql_server.create_database())
@@ -109,8 +129,14 @@ def test_a_program_without_fenced_is_counted_on_postgresql(
         db.execute("CREATE TABLE orders (id int PRIMARY KEY, qty int)")
         db.execute("INSERT INTO orders VALUES (42, 10)")
         fenced.sql.Guard(table="orders", name="orders/{id}").install(db, mode="require")
+    command = [sys.executable, "-c", PLAIN, url]
+    if language == "java":
+        worker, place = tmp_path / "Worker.java", urlsplit(url)
+        worker.write_text(JAVA)
+        there = f"jdbc:postgresql://{place.hostname}:{place.port}{place.path}?user={place.username}"
+        command = ["java", "-XX:TieredStopAtLevel=1", "-cp", JDBC, str(worker), there]
     late = overtake(
-        [sys.executable, "-c", PLAIN, url],
+        command,
         authority=f"sqlite:///{tmp_path / 'leases.db'}",
         guard=url,
         table="orders",

@@ -173,6 +173,14 @@ def test_a_picture_for_phones_keeps_its_words_inside() -> None:
         assert 0 <= left <= NARROW.width - wide
 
 
+def test_the_page_of_a_story_has_a_picture_for_phones_too() -> None:
+    """Each with a hatching of its own: that of a picture that is not shown is not there."""
+    assert re.findall(r'<pattern id="([\w-]+)"', page(_outcome("sigstop", History()))) == [
+        "stopped",
+        "stopped-narrow",
+    ]
+
+
 @pytest.mark.parametrize(
     ("asked", "granted", "shown"), [(0.3, 0.3, "0.3 s"), (0.3, 2.0, "2 s (asked: 0.3 s)")]
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from fenced.drills.catalog import DRILLS
 from fenced.drills.every import JOBS
@@ -36,6 +37,10 @@ STATUSES: dict[Verdict, int] = {"held": 0, "broken": 1, "inconclusive": 2}
 INTERRUPTED = 130
 _PASSED_ON = ("authority", "guard", "ttl", "seed")
 """The options of `all` that each drill gets."""
+_OF_MANY = ("seconds", "holders", "names")
+_OF_ALL = ("control", "pictures", "jobs")
+_OF_OWN = ("holder", "table", "lease", "check", "stop_at", "takes_lease")
+_NOT_OF_OWN = ("report", "real_time", "seed")
 
 
 @click.command("drill")
@@ -124,6 +129,7 @@ def drill(context: click.Context, /, name: str, **given: Any) -> None:
     Exit status: 0 HELD, 1 BROKEN (something stale was admitted, or an update lost), 2 INCONCLUSIVE (the fault
     did not happen, so nothing was shown) or could not run.
     """
+    _check_options(context, name, own=given["holder"] is not None)
     if name == "list":
         click.echo(listing())
         return
@@ -138,6 +144,22 @@ def drill(context: click.Context, /, name: str, **given: Any) -> None:
     context.exit(_told(work))
 
 
+def _check_options(context: click.Context, name: str, *, own: bool) -> None:
+    """Refuse what would be ignored: whoever gives an option relies on it."""
+    many = name in DRILLS and DRILLS[name].many
+    misplaced = {
+        "`fenced drill storm` and `set`": () if many else _OF_MANY,
+        "`fenced drill all`": () if name == "all" else _OF_ALL,
+        "--holder": () if own else _OF_OWN,
+        "the drills with our own holders, not to --holder": _NOT_OF_OWN if own else (),
+    }
+    for place, options in misplaced.items():
+        for each in context.command.params:
+            given = context.get_parameter_source(each.name or "") is ParameterSource.COMMANDLINE
+            if given and each.name in options:
+                raise click.UsageError(f"{each.opts[0]} belongs to {place}")
+
+
 def _all_options(
     *, control: bool, jobs: int, as_json: bool, report: Path | None, pictures: Path | None, **given: Any
 ) -> AllOptions:
@@ -150,11 +172,6 @@ def _all_options(
 
 def _plan(name: str, *, ttl: float | None, real_time: bool, seed: int | None, **given: Any) -> Plan:
     chosen = DRILLS[name]
-    for option in ("seconds", "holders", "names"):
-        if given[option] is not None and not chosen.many:
-            raise click.UsageError(
-                f"--{option} belongs to storm and set: fenced drill storm --{option} {given[option]}"
-            )
     if real_time and (ttl is not None or chosen.many):
         raise click.UsageError("--real-time gives a story the ttl that it is told with: no --ttl, no storm")
     told = chosen.story_seconds if real_time else chosen.ttl
@@ -172,11 +189,13 @@ def _plan(name: str, *, ttl: float | None, real_time: bool, seed: int | None, **
 
 def listing() -> str:
     """Every drill: its name, the failure, and what it teaches, in 80 columns."""
+    width = max(map(len, DRILLS))
     parts = []
     for each in DRILLS.values():
-        tokens = "" if each.many else f" (tokens {each.tokens[0]} and {each.tokens[1]})"
-        parts.append(f"{each.name}: {each.failure}{tokens}")
-        parts.append(click.wrap_text(each.teaches, 80, "    ", "    "))
+        first, second = each.tokens
+        told = "" if each.many else f" (Tokens {first} and {second}, ttl {each.story_seconds:g} s.)"
+        parts.append(f"{each.name:<{width}}  {each.failure}")
+        parts.append(click.wrap_text(each.teaches + told, 80, "    ", "    "))
     return "\n".join(parts)
 
 

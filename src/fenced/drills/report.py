@@ -10,7 +10,7 @@ import fenced
 from fenced.drills.history import Operation
 from fenced.drills.outcome import DrillOutcome, versions
 from fenced.drills.processes import CouldNotRun
-from fenced.drills.sequence import sequence_svg
+from fenced.drills.sequence import NARROW, sequence_svg
 from fenced.drills.stage import shown_ttl
 from fenced.drills.strips import strips_svg
 
@@ -42,7 +42,8 @@ footer { margin-top:2.5rem; padding-top:.8rem; border-top:1px solid var(--edge);
 .scroll { overflow-x:auto; } .scroll:focus-visible { outline:2px solid var(--soft); }
 .scroll svg { display:block; width:100%; height:auto; min-width:860px; }
 .hint { display:none; margin:.3rem 0; font-size:.85rem; }
-@media (max-width: 900px) { .hint { display:block; } }
+.narrow { display:none; }
+@media (max-width: 900px) { .hint, .narrow { display:block; } .wide { display:none; } }
 table { border-collapse:collapse; font-size:.9rem; background:var(--card); border:1px solid var(--edge); }
 th, td { text-align:left; padding:6px 12px; border-top:1px solid var(--edge); vertical-align:top; }
 tr:first-child > * { border-top:0; } th { color:var(--soft); font-weight:600; }
@@ -88,7 +89,7 @@ def write_report(path: Path, outcome: DrillOutcome) -> None:
 
 
 def picture(outcome: DrillOutcome) -> str:
-    title = f"{outcome.plan.drill.title}. {outcome.sentence}"
+    title = _title(outcome)
     if outcome.plan.drill.many:
         history, findings = outcome.history, outcome.findings
         return strips_svg(history, findings, start=outcome.start, seconds=outcome.seconds, title=title)
@@ -103,8 +104,7 @@ def page(outcome: DrillOutcome) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p class="soft">fenced drill {escape(outcome.plan.drill.name)}, {escape(outcome.started)}</p>',
         _verdict(outcome),
-        '<p class="hint soft">The picture and the tables are wider than this window: scroll them sideways.</p>',
-        _scrolling("The picture", picture(outcome)),
+        *_pictures(outcome),
         "<h2>Counts</h2>" + _facts(_counts(outcome)),
         "<h2>What this shows</h2>" + _bullets(_shown(outcome)),
         "<h2>What it does not show</h2>" + _bullets(_not_shown(outcome)),
@@ -113,6 +113,19 @@ def page(outcome: DrillOutcome) -> str:
         FOOTER,
     ]
     return document(f"fenced drill: {title}", sections)
+
+
+def _pictures(outcome: DrillOutcome) -> list[str]:
+    """A story has two, of which a window shows the one that fits; a storm is as wide as its time."""
+    wide = _scrolling("The picture", picture(outcome))
+    if outcome.plan.drill.many:
+        return ['<p class="hint soft">The picture is wider than this window: scroll it sideways.</p>', wide]
+    narrow = sequence_svg(outcome.steps, _title(outcome), outcome.plan.drill.bar, NARROW)
+    return [f'<div class="wide">{wide}</div>', f'<div class="narrow story">{narrow}</div>']
+
+
+def _title(outcome: DrillOutcome) -> str:
+    return f"{outcome.plan.drill.title}. {outcome.sentence}"
 
 
 def document(title: str, sections: Iterable[str]) -> str:

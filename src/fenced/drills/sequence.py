@@ -20,10 +20,14 @@ class Layout:
     """The width of the boxes at their tops."""
     clock: float
     """The right end of the times."""
+    pattern: str
+    """The id of the hatching. A page with both layouts hides one, and then its hatching is not there."""
 
 
-WIDE = Layout(960.0, {"A": 190.0, AUTHORITY: 410.0, "B": 630.0, DATABASE: 850.0}, 112.0, 84.0)
-NARROW = Layout(370.0, {"A": 70.0, AUTHORITY: 158.0, "B": 246.0, DATABASE: 330.0}, 74.0, 36.0)
+WIDE = Layout(960.0, {"A": 190.0, AUTHORITY: 410.0, "B": 630.0, DATABASE: 850.0}, 112.0, 84.0, "stopped")
+NARROW = Layout(
+    370.0, {"A": 70.0, AUTHORITY: 158.0, "B": 246.0, DATABASE: 330.0}, 74.0, 36.0, "stopped-narrow"
+)
 """For phones: as wide as they are, so nothing is scrolled sideways."""
 _LETTER = 6.6
 """About the width of a letter."""
@@ -57,14 +61,20 @@ def sequence_svg(
     bottom = rows[-1].y + _ROW if rows else _TOP
     diagram = SequenceDiagram(rows, layout)
     legend, height = diagram.legend(bottom + 22, bar)
-    parts = [_PATTERN, *diagram.lifelines(bottom), *diagram.bars(), *diagram.clock(), *legend]
+    parts = [
+        _PATTERN.format(id=layout.pattern),
+        *diagram.lifelines(bottom),
+        *diagram.bars(),
+        *diagram.clock(),
+        *legend,
+    ]
     for row in rows:
         parts.extend(diagram.draw(row))
     return svg(layout.width, bottom + 22 + height, title, parts)
 
 
 _PATTERN = (
-    '<defs><pattern id="stopped" width="7" height="7" patternUnits="userSpaceOnUse" '
+    '<defs><pattern id="{id}" width="7" height="7" patternUnits="userSpaceOnUse" '
     'patternTransform="rotate(45)"><rect width="7" height="7" fill="var(--faint)"/>'
     '<line x1="0" y1="0" x2="0" y2="7" stroke="var(--soft)" stroke-width="2.5"/></pattern></defs>'
 )
@@ -124,7 +134,7 @@ class SequenceDiagram:
     def _bar(self, who: str, half: int, top: float, bottom: float) -> str:
         box = {"x": self._lives[who] - half, "y": top, "width": 2.0 * half, "height": bottom - top}
         if half > 4:
-            return tag("rect", **box, rx=4, fill="url(#stopped)", stroke="var(--soft)")
+            return tag("rect", **box, rx=4, fill=f"url(#{self._layout.pattern})", stroke="var(--soft)")
         return tag("rect", **box, rx=2, fill=_COLORS[who], opacity=0.85)
 
     def legend(self, y: float, bar: str) -> tuple[list[str], float]:
@@ -139,7 +149,7 @@ class SequenceDiagram:
         if hatched:
             x, top = (268, y) if self._wide else (12, y + down)
             box = {"x": x, "y": top - 10, "width": 20, "height": 14, "rx": 3}
-            parts.append(tag("rect", **box, fill="url(#stopped)", stroke="var(--soft)"))
+            parts.append(tag("rect", **box, fill=f"url(#{self._layout.pattern})", stroke="var(--soft)"))
             parts.append(text(x + 28, top + 2, bar, class_="soft"))
         if self._wide:
             parts.append(text(920, y + 2, _NOT_TO_SCALE, class_="soft", text_anchor="end"))

@@ -164,7 +164,11 @@ def _setup_lines(plan: Plan, setting: Setting) -> list[tuple[str, str]]:
         )
         return [*cast, ("holders", many)]
     scale = setting.ttl / plan.drill.story_seconds
-    told = "as told" if scale == 1 else f"1 s of the story ({plan.drill.story_seconds:g} s) is {scale:.3g} s"
+    told = (
+        "as told"
+        if scale == 1
+        else f"1 s is {scale:.3g} s here (ttl in the literature: {plan.drill.story_seconds:g} s)"
+    )
     return [*cast, ("A, B", f"two processes that sell from one stock of 10; ttl {ttl}"), ("times", told)]
 
 
