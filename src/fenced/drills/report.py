@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -30,7 +31,8 @@ _STYLE = """
 body { margin:0; background:var(--page); color:var(--ink);
   font:16px/1.5 system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif; }
 main { max-width:1000px; margin:0 auto; padding:32px 20px 40px; }
-h1 { font-size:1.6rem; line-height:1.25; margin:0 0 .3rem; } h2 { font-size:1.15rem; margin:2.2rem 0 .6rem; }
+h1 { font-size:1.6rem; line-height:1.25; margin:0 0 .3rem; } h3 { font-size:1rem; margin:.8rem 0 0; }
+h2 { font-size:1.15rem; margin:2.2rem 0 .6rem; }
 .soft { color:var(--soft); }
 .project { margin:0 0 .8rem; font-weight:700; letter-spacing:.02em; }
 .project .soft { font-weight:400; letter-spacing:0; }
@@ -101,7 +103,7 @@ def page(outcome: DrillOutcome) -> str:
     title = outcome.plan.drill.title
     sections = [
         '<p class="project">fenced <span class="soft">drill report</span></p>',
-        f"<h1>{escape(title)}</h1>",
+        f"<h1>{marked(title)}</h1>",
         f'<p class="soft">fenced drill {escape(outcome.plan.drill.name)}, {escape(outcome.started)}</p>',
         _verdict(outcome),
         *_pictures(outcome),
@@ -144,7 +146,12 @@ def _verdict(outcome: DrillOutcome) -> str:
 
 
 def verdict_box(verdict: str, sentence: str) -> str:
-    return f'<div class="verdict {verdict}"><b>{verdict.upper()}</b>{escape(sentence)}</div>'
+    return f'<div class="verdict {verdict}"><b>{verdict.upper()}</b>{marked(sentence)}</div>'
+
+
+def marked(words: str) -> str:
+    """Escaped; what is between backticks is code."""
+    return re.sub(r"`([^`<>]+)`", r"<code>\1</code>", escape(words))
 
 
 def _counts(outcome: DrillOutcome) -> list[tuple[str, ...]]:
@@ -282,7 +289,7 @@ def _scrolling(label: str, content: str) -> str:
 
 
 def _bullets(items: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+    return "<ul>" + "".join(f"<li>{marked(item)}</li>" for item in items) + "</ul>"
 
 
 _FORMATS: dict[str, Callable[[DrillOutcome], str]] = {".html": page, ".htm": page, ".svg": picture}

@@ -26,7 +26,7 @@ class Layout:
 
 WIDE = Layout(960.0, {"A": 190.0, AUTHORITY: 410.0, "B": 630.0, DATABASE: 850.0}, 112.0, 84.0, "stopped")
 NARROW = Layout(
-    370.0, {"A": 70.0, AUTHORITY: 158.0, "B": 246.0, DATABASE: 330.0}, 74.0, 36.0, "stopped-narrow"
+    370.0, {"A": 70.0, AUTHORITY: 158.0, "B": 246.0, DATABASE: 327.0}, 72.0, 36.0, "stopped-narrow"
 )
 """For phones: as wide as they are, so nothing is scrolled sideways."""
 _LETTER = 6.6

@@ -13,7 +13,7 @@ import click
 from fenced.drills.catalog import STORIES
 from fenced.drills.every import DrillBatch, DrillRow, Told, status_of, steps_of
 from fenced.drills.outcome import versions
-from fenced.drills.report import FOOTER, check_report, document, verdict_box
+from fenced.drills.report import FOOTER, check_report, document, marked, verdict_box
 from fenced.drills.sequence import NARROW, sequence_svg
 from fenced.runtime.clocks import now
 
@@ -144,15 +144,28 @@ def _place(told: Told, what: str) -> str:
 def _section(row: DrillRow) -> str:
     drill = row.drill
     runs = "".join(
-        f"<div>{verdict_box(told['verdict'], told['sentence'])}"
+        f"<div>{_caption(row, name)}{verdict_box(told['verdict'], told['sentence'])}"
         f'<div class="story">{_picture(row, told)}</div></div>'
-        for _, told in row.runs
+        for name, told in row.runs
     )
     return (
-        f'<h2 id="{drill.name}"><code>{drill.name}</code>: {escape(drill.title)}</h2>'
-        f'<p>{escape(drill.teaches)} <span class="soft">({escape(drill.failure)})</span></p>'
+        f'<h2 id="{drill.name}"><code>{drill.name}</code>: {marked(drill.title)}</h2>'
+        f'<p>{marked(drill.teaches)} <span class="soft">{escape(_literature(row))}</span></p>'
         f'<div class="pair">{runs}</div>'
     )
+
+
+def _caption(row: DrillRow, name: str) -> str:
+    """Above each of two pictures; a single one needs none."""
+    return "" if row.control is None else f"<h3>{escape(name.capitalize())}</h3>"
+
+
+def _literature(row: DrillRow) -> str:
+    drill, factor = row.drill, row.told.get("factor")
+    scale = f"; 1 s is {factor:.3g} s here" if factor not in (None, 1) else ""
+    first, second = drill.tokens
+    told = f"tokens {first} and {second}, ttl {drill.story_seconds:g} s"
+    return f"In the literature: {drill.failure}, {told}{scale}."
 
 
 def _picture(row: DrillRow, told: Told) -> str:
