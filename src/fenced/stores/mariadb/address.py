@@ -49,6 +49,13 @@ class MariadbAddress(ServerAddress):
         shown = f"?unix_socket={path}" if path is not None else ""
         self.url = f"{self.scheme}://{where}/{self.database}{shown}"
 
+    def named(self, endpoint: Endpoint) -> str:
+        """One of the servers, without secrets; which one is said only if there are several."""
+        if len(self.endpoints) == 1:
+            return self.url
+        place = self.targets[self.endpoints.index(endpoint)]
+        return f"{self.scheme}://{place}/{self.database}"
+
     def _checked(self, options: dict[str, str]) -> dict[str, str]:
         named = {_TLS.get(name, name): value for name, value in options.items()}
         if named.get("ssl", "true").lower() != "true":

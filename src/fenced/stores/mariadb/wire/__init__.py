@@ -1,0 +1,1 @@
+"""How MariaDB and MySQL are spoken to: PyMySQL under the blocking runtime, asyncmy under asyncio."""
