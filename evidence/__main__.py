@@ -212,6 +212,17 @@ def on_authorities(options: argparse.Namespace) -> dict[str, Any]:
     return {name: together[name] for name in authority_storms.AUTHORITIES if name in together}
 
 
+def in_worlds(options: argparse.Namespace) -> dict[str, Any]:
+    """Worlds of the chosen kinds; the file keeps its figures of the others."""
+    path = FOLDER / "worlds.json"
+    found: dict[str, Any] = json.loads(path.read_text())["worlds"] if path.exists() else {}
+    for kind in options.world or worlds.KINDS:
+        found[kind] = worlds.together(found.get(kind), worlds.run(kind, options.count))
+        found = {each: found[each] for each in worlds.KINDS if each in found}
+        keep("worlds", found)
+    return found
+
+
 def bench() -> dict[str, Any]:
     path = FOLDER / "bench.json"
     subprocess.run([sys.executable, "-m", "bench", "--json", str(path)], check=True)
@@ -241,7 +252,7 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "service_kits": lambda _: service_kits.run(),
     "service_memory": lambda _: service_memory.run(),
     "zookeeper_search": lambda _: zookeeper_search.run(),
-    "worlds": lambda _: worlds.run(),
+    "worlds": in_worlds,
     "elections": lambda options: elections.run(changes=options.changes),
     "election_worlds": lambda _: election_worlds.evidence(),
     "once": lambda _: once.run(),
@@ -258,6 +269,8 @@ def main(arguments: list[str]) -> int:
     storm.add_argument("--seconds", type=float, default=authority_storms.SECONDS)
     storm.add_argument("--workers", type=int, default=authority_storms.WORKERS)
     storm.add_argument("--seed", type=int, default=authority_storms.SEED)
+    parser.add_argument("--world", action="append", choices=worlds.KINDS, help="only these worlds")
+    parser.add_argument("--count", type=int, default=worlds.WORLDS, help="of worlds, of each kind")
     parser.add_argument("--rounds", type=int, default=drills.ROUNDS, help="of drills")
     parser.add_argument(
         "--changes", type=int, default=elections.CHANGES, help="of leaders, on each authority"
