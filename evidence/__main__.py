@@ -46,6 +46,7 @@ from evidence import (
     worlds,
     zookeeper_search,
 )
+from evidence.elections import workers as election_workers
 from evidence.elections import worlds as election_worlds
 from fenced_testkit.servers import (
     DynamoServer,
@@ -255,6 +256,7 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "worlds": in_worlds,
     "elections": lambda options: elections.run(changes=options.changes),
     "election_worlds": lambda _: election_worlds.evidence(),
+    "election_workers": lambda _: election_workers.run(),
     "once": lambda _: once.run(),
     "alerts": lambda _: alerts.run(),
     "bench": lambda _: bench(),

@@ -1,4 +1,4 @@
-"""Changes of the leader on each authority, in processes: one by a kill, and one by a stop past the ttl.
+"""Changes of the leader on each authority, in processes: by a kill, and by a stop past the ttl. And workers of uvicorn.
 
 How soon the next one leads is measured by `make evidence` and not here, where cores are busy.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evidence.authority_storms.weather import Log, SqliteStore
-from evidence.elections import Camp, broken_promises
+from evidence.elections import Camp, broken_promises, workers
 from fenced_testkit.servers import ServiceServer
 
 TTL = 1.0
@@ -41,6 +41,12 @@ def test_a_leader_that_is_killed_or_stopped_is_followed_by_a_later_term(
     assert found["broken"] == []
     assert found["changes"] == {"killed": 1, "stopped": 1}
     assert found["terms"] >= CHANGES + 1
+
+
+def test_one_of_four_workers_of_uvicorn_leads_and_is_followed_when_it_is_killed() -> None:
+    found = workers.run(kills=2, ttl=TTL)
+    assert found["broken"] == []
+    assert (found["killed"], found["terms"]) == (2, 3)
 
 
 @pytest.mark.parametrize(
