@@ -17,6 +17,7 @@ from fenced.stores.etcd.wire.messages import TxnReply
 from fenced.stores.etcd.wire.protobuf import fields, integer, message, raw
 from fenced.values.contracts import Selector
 from fenced_testkit.worlds.etcd import EtcdBackend
+from fenced_testkit.worlds.site import Site
 from tests.planted import bugs
 from tests.simulation.planting import over, with_authority
 
@@ -102,11 +103,24 @@ class ReadsAreSerializable(EtcdAuthority):
         self._space.__class__ = SerializableNamespace
 
 
+class Failing(EtcdBackend):
+    """One member, which often dies with requests under way and is then not there."""
+
+    sizes = (1,)
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        site.faults.server_fault_every = 0.3
+
+    def _break_something(self) -> None:
+        self.hosts[0].restart(self.world.rng.uniform(0.05, 0.5 * self.site.pace))
+
+
 PLANTED = [
     *(
         with_authority(bug, EtcdBackend)
         for bug in (AnyReplyIsTaken, WatchesAreNotResumed, LeaseIsBelievedToLive, ReadsAreSerializable)
     ),
     over(bugs.DeadlineFromTheReply, EtcdBackend, engine_type=bugs.engine_with(bugs.DeadlineFromTheReply)),
-    over(bugs.UnavailableIsBelieved, EtcdBackend, engine_type=bugs.UnavailableIsBelieved),
+    over(bugs.UnavailableIsBelieved, Failing, engine_type=bugs.UnavailableIsBelieved),
 ]

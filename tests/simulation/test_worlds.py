@@ -56,7 +56,6 @@ FOUND_IN = {
     "RepliesAreNotMatched": 8,
     "SettledFreesTheName": 22,
     "SettledIsForgotten": 6,
-    "UnavailableIsBelieved_etcd": 446,
     "UnavailableIsBelieved_service": 6,
     "UnknownIsAnsweredAsNo": 2,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from fenced.stores.etcd.authority.authority import EtcdAuthority
 from fenced.stores.etcd.authority.keys import ClaimInfo, Keys
@@ -28,6 +29,7 @@ class EtcdBackend(AuthorityBackend):
 
     name = "etcd"
     traits = EtcdAuthority.traits
+    sizes: ClassVar[tuple[int, ...]] = (1, 3, 3)
     ttls = (1.0, 2.0)
     # In whole seconds; and a renewal that reaches etcd after the lease has ended still prolongs its lock_delay.
     keep_lateness = 1.0 + 2 * EXPIRY_CHECK_SECONDS + 2.0
@@ -36,7 +38,7 @@ class EtcdBackend(AuthorityBackend):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        size = self.world.rng.choice((1, 3, 3))
+        size = self.world.rng.choice(self.sizes)
         self.cluster = InMemoryEtcd(size, lambda: self.world.now, self.world.at, self.world.rng)
         self._keys = Keys(NAMESPACE)
         self._faults = itertools.count()
