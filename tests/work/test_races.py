@@ -6,13 +6,14 @@ They were seen in aegra 502, xagent 1230, River 1302, django-ox 16 and procrasti
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fenced
-from fenced.errors import Misuse, OutOfOrder, StaleToken
-from tests.work.places import Place, claimed, end_lease, refused, row
+from fenced.errors import Misuse, OutOfOrder, StaleToken, Uncovered
+from tests.work.places import EMPTY, Place, claimed, end_lease, place_at, refused, row
 
 HAND_CLAIM = (
     "UPDATE runs SET status = 'running', problem = '{who}' WHERE id = "
@@ -225,6 +226,52 @@ def test_an_operator_revokes_the_claim_of_a_live_worker(place: Place, db: Any) -
     with pytest.raises(OutOfOrder), run.transaction(db):
         pass
     claimed(worker, db).finish(db, status="done")
+
+
+@pytest.mark.parametrize("ended", ["not", "finished", "given back", "revoked"])
+def test_a_transaction_of_one_claim_admits_no_write_of_another(place: Place, db: Any, ended: str) -> None:
+    """Where the worker declares its tokens, the rows of a batch have the same."""
+    db.execute("INSERT INTO runs (id) VALUES (2)")
+    one, two = place.worker().claim_many(db, 2)
+    if ended == "finished":
+        two.finish(db, status="done")
+    elif ended == "given back":
+        two.retry(db)
+    elif ended == "revoked":
+        assert place.claims.revoke(db, key=two.id)
+    before = row(db, "status, output", two.id)
+    with pytest.raises(Uncovered, match=f"^{two.name}:"), one.transaction(db) as tx:
+        tx.execute(f"UPDATE runs SET output = 'late' WHERE id = {two.id}")
+    if ended == "not":
+        with pytest.raises(Uncovered, match=f"^{two.name}:"), one.transaction(db) as tx:
+            tx.execute(f"DELETE FROM runs WHERE id = {two.id}")
+    assert row(db, "status, output", two.id) == before
+    with one.transaction(db) as tx:
+        tx.execute(f"UPDATE runs SET output = 'its own' WHERE id = {one.id}")
+    assert row(db, "output", one.id) == ("its own",)
+
+
+def test_the_planted_transaction_that_compares_tokens_alone_is_seen(
+    claimed_databases: dict[str, str], tmp_path: Path
+) -> None:
+    url = claimed_databases["elsewhere"]
+    with place_at("postgresql", url, f"sqlite:///{tmp_path}/leases.db") as place:
+        db = place.connect()
+        db.execute(EMPTY)
+        ((right,),) = db.execute(
+            "SELECT pg_get_functiondef('fenced_guard.carries_claim'::regproc)"
+        ).fetchall()
+        wrong = right.replace("p_line, E'\\n'", "split_part(p_line, ' ', 1), ' '")
+        assert wrong != right
+        db.execute(wrong.encode())
+        try:
+            db.execute("INSERT INTO runs (id) VALUES (1), (2)")
+            one, two = place.worker().claim_many(db, 2)
+            with one.transaction(db) as tx:
+                tx.execute(f"UPDATE runs SET output = 'late' WHERE id = {two.id}")
+            assert row(db, "output", two.id) == ("late",)
+        finally:
+            db.execute(right.encode())
 
 
 def test_a_repeated_write_is_applied_once(place: Place, db: Any) -> None:

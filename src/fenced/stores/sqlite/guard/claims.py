@@ -235,7 +235,7 @@ class SqliteClaims:
             return
         await session.rollback()
         if isinstance(error, sqlite3.Error) and (found := verdict_in(error)) is not None:
-            raise await self._refused(found[0], row) from error
+            raise await self._refused(found[0], row, found[2]) from error
 
     async def revoke(self, key: object) -> bool:
         sets = [
@@ -336,24 +336,28 @@ class SqliteClaims:
             return translate(error)
         if row is None:
             return error_for(found[0], name=found[2], table=self._guard)
-        return await self._refused(found[0], row)
+        return await self._refused(found[0], row, found[2])
 
-    async def _refused(self, verdict: Verdict, row: ClaimedKey) -> FencedError:
-        """The typed error, with what the row says now; recorded, unless the program's transaction is open."""
+    async def _refused(self, verdict: Verdict, row: ClaimedKey, written: str | None = None) -> FencedError:
+        """The typed error, with what the row says now; recorded, unless the program's transaction is open.
+
+        `written`: the name of the row that was written, if the trigger told it. It may be another one.
+        """
+        name = written or row.name
         stamp = Stamp(row.realm, (row.name,), row.token, None, claim_grant(row.realm, row.token, row.name))
         look = f"SELECT claim_write FROM {self._table} WHERE {self._key} = ?"
         found = await self._session.run(look, (row.key,))
-        seen = found[0][0] if found else None
+        seen = found[0][0] if found and name == row.name else None
         mark = Mark(seen >> WRITE_BITS, "", seen & ((1 << WRITE_BITS) - 1)) if seen is not None else None
         says = _REVOKED if verdict is Verdict.OUT_OF_ORDER else None
-        refused = error_for(verdict, name=row.name, stamp=stamp, mark=mark, table=self._guard, says=says)
+        refused = error_for(verdict, name=name, stamp=stamp, mark=mark, table=self._guard, says=says)
         if not self._session.in_transaction:
             modes = await self._session.run(
                 "SELECT pattern, mode FROM fenced_mode WHERE guard = ?", (self._guard,)
             )
-            mode = mode_of(row.name, [(pattern, Mode.parse(text)) for pattern, text in modes])
+            mode = mode_of(name, [(pattern, Mode.parse(text)) for pattern, text in modes])
             decision = Decision.about(
-                datetime.now(UTC), self._guard, row.name, stamp, mark, verdict, Ruling.REFUSE, str(mode)
+                datetime.now(UTC), self._guard, name, stamp, mark, verdict, Ruling.REFUSE, str(mode)
             )
             await self._marks.record_late(self._session, refused, decision)
         return refused

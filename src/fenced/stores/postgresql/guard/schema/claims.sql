@@ -1,8 +1,8 @@
 -- Claims on rows of a table. The trigger of the table (`claims.py` writes it) decides about nearly every claim, and its condition
 -- about nearly every write; these functions decide about the rest.
 --
--- The setting `fenced.claims` has one line for each claim that this transaction has announced (XID@TOKEN), and for each worker
--- whose rows it gives back (XID~HOLDER). It begins and ends with a line end.
+-- The setting `fenced.claims` has one line for each claim that this transaction has announced (XID@TOKEN NAME: where the worker
+-- declares its tokens, rows share one), and for each worker whose rows it gives back (XID~HOLDER). It begins and ends with a line end.
 
 -- The text of the stamp of a claim, as the client makes it; NULL for a name that would have to be quoted.
 CREATE OR REPLACE FUNCTION fenced_guard.claim_stamp(p_name text, p_write bigint) RETURNS text
@@ -51,6 +51,13 @@ END $$;
 CREATE OR REPLACE FUNCTION fenced_guard.carries_claim(p_line text) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
   SELECT coalesce(strpos(current_setting('fenced.claims', true), concat(E'\n', pg_current_xact_id(), p_line, E'\n')) > 0, false)
+$$;
+
+-- How a write without a stamp is refused: its transaction has announced another claim, or none.
+CREATE OR REPLACE FUNCTION fenced_guard.verdict_unstamped() RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT CASE WHEN starts_with(current_setting('fenced.claims', true), concat(E'\n', pg_current_xact_id(), '@'))
+    THEN 'uncovered' ELSE 'missing' END
 $$;
 
 -- Mint the token of a claim in every case that the trigger does not handle itself: the first claim of this session, or of this
@@ -124,7 +131,7 @@ CREATE OR REPLACE FUNCTION fenced_guard.admits_write(
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_says text;
-  v_verdict text := 'missing';
+  v_verdict text;
 BEGIN
   IF p_new_holder IS NOT NULL AND p_new_holder IS DISTINCT FROM p_holder AND NOT (p_moved AND p_holder IS NULL) THEN
     RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('missing'),
@@ -132,7 +139,7 @@ BEGIN
   ELSIF p_moved AND p_new_holder IS NOT DISTINCT FROM p_holder AND p_token IS NULL THEN
     RETURN true;  -- never claimed
   ELSIF p_new_token IS NOT DISTINCT FROM p_token AND p_new_write IS NOT DISTINCT FROM p_write AND NOT p_moved AND (
-    fenced_guard.carries_claim('@' || p_token)
+    fenced_guard.carries_claim(concat('@', p_token, ' ', p_name))
     OR (p_new_holder IS NULL AND fenced_guard.carries_claim('~' || p_holder) AND (NOT p_minted OR fenced_guard.is_over(p_holder)))
   ) THEN
     RETURN true;
@@ -151,9 +158,12 @@ BEGIN
       v_says := format('token %s is stale: %s has been seen', p_new_write >> 20, coalesce(p_token::text, 'another row'));
     END IF;
   ELSE
-    v_says := format('it was claimed (token %s), the write carries no stamp, and the mode is require', p_token);
+    v_verdict := fenced_guard.verdict_unstamped();
+    v_says := format('it was claimed (token %s), %s', p_token, CASE v_verdict WHEN 'missing'
+      THEN 'the write carries no stamp, and the mode is require' ELSE 'and the transaction has announced another claim' END);
   END IF;
-  PERFORM fenced_guard.rule_on_claim(p_guard, p_name, CASE WHEN v_verdict <> 'missing' THEN p_new_write END, v_verdict, p_write, v_says);
+  PERFORM fenced_guard.rule_on_claim(
+    p_guard, p_name, CASE WHEN p_new_write IS DISTINCT FROM p_write THEN p_new_write END, v_verdict, p_write, v_says);
   RETURN false;
 END $$;
 
@@ -168,8 +178,9 @@ END $$;
 CREATE OR REPLACE FUNCTION fenced_guard.decide_delete(p_guard text, p_name text, p_write bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  IF NOT fenced_guard.carries_claim('@' || (p_write >> 20)) THEN
-    PERFORM fenced_guard.rule_on_claim(p_guard, p_name, NULL, 'missing', p_write, 'it is claimed, and the delete carries no stamp');
+  IF NOT fenced_guard.carries_claim(concat('@', p_write >> 20, ' ', p_name)) THEN
+    PERFORM fenced_guard.rule_on_claim(p_guard, p_name, NULL, fenced_guard.verdict_unstamped(), p_write,
+      'it is claimed, and the delete carries no stamp of its claim');
   END IF;
 END $$;
 
@@ -189,7 +200,7 @@ BEGIN
       WHEN p_write >> 20 = p_token THEN 'an operator has revoked the claim'
       ELSE format('token %s is stale: %s has been seen', p_token, p_write >> 20) END);
   ELSE
-    PERFORM fenced_guard.carry_claim('@' || p_token);
+    PERFORM fenced_guard.carry_claim(concat('@', p_token, ' ', p_name));
   END IF;
   PERFORM fenced_guard.carry(concat(v_xid, ' ', coalesce(fenced_guard.claim_stamp(p_name, p_token << 20), '?'), E'\n'));
 END $$;
