@@ -127,6 +127,8 @@ class ServerConnection(DirectConnection):
         if exchange is None:
             self._read_head(data)
         elif exchange.received_all:
+            # The next request, before this one is answered. It is not read until then, so answers keep their order; and
+            # the client cannot fill our memory with more of them.
             self._rest += data
             self.pause("pipeline")
         else:
@@ -162,6 +164,7 @@ class ServerConnection(DirectConnection):
         if not exchange.received_all:
             self.request_until = self.until if seen else self.server.ticks.now + self.server.ticks.request
         self.until = math.inf
+        # Set before the handler is called, which may answer at once: `answered` goes on only with this exchange.
         self._exchange = exchange
         self.server.handler.begin(exchange)
 
@@ -213,11 +216,13 @@ class ServerConnection(DirectConnection):
 
     def _refuse(self, error: BadMessage) -> None:
         """Answer what cannot be read, and read nothing more."""
+        # Where the request ends is unknown. What follows may be a part of it that looks like a request of its own.
         self._closing = True
         self._exchange = exchange = ServerExchange(self, NOTHING, b"")
         exchange.reply(*self.server.handler.refusal(error))
 
     def _read_on(self) -> None:
+        # In between more may have come, which has begun the next request already, or the connection may have ended.
         if self._exchange is None and not self._closing and self._rest:
             self._read_head(b"")
 
@@ -267,6 +272,7 @@ class ServerConnection(DirectConnection):
     def connection_lost(self, error: Exception | None) -> None:
         self.server.connections.pop(self, None)
         self._closing = True
+        # Taken out first: whatever the handler still does with it concerns no request of this connection.
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.is_gone()
@@ -304,6 +310,7 @@ class ServerConnection(DirectConnection):
     # Back-pressure
 
     def pause(self, why: str) -> None:
+        # Each has a reason of its own, so nobody goes on reading while somebody else has paused it.
         if not self._why_paused:
             self._transport.pause_reading()
         self._why_paused.add(why)

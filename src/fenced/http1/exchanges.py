@@ -184,6 +184,7 @@ class ServerExchange:
             self._connection.write(parts)
 
     def _finish(self) -> None:
+        # First: `answered` may begin the next request, and nothing that is still said here may reach its client.
         self.done = True
         self._read = self._take = None
         self._connection.answered(self)
@@ -197,6 +198,7 @@ class ServerExchange:
         """The client has gone."""
         if self.done:
             return
+        # First, so that nothing which the calls below answer is written.
         self.done = True
         self._take = None
         if self._read is not None:

@@ -119,6 +119,8 @@ class Pool(Generic[C]):
     async def take(self, until: float) -> C:
         """A connection, for a caller that does not use `request`. The caller must `give` it back or `drop` it."""
         turn: _Turn[C] | None = None
+        # Decided and recorded under one lock: either a connection is free for us, or whoever frees one next finds our
+        # turn. So no caller waits while a connection is idle.
         with self._lock:
             # Pop without testing first: `abandon` pops without the lock, so the list may be empty after the test.
             with contextlib.suppress(IndexError):
@@ -143,6 +145,8 @@ class Pool(Generic[C]):
             if await self._runtime.wait(turn.wakeup, until):
                 return turn.connection
         except BaseException:
+            # Cancelled, and perhaps something was handed over meanwhile, of which nobody else knows: it goes to the
+            # next caller, or the pool would have one connection less for ever.
             if not self._leave(turn):
                 self._pass_on(turn.connection)
             raise
@@ -178,6 +182,8 @@ class Pool(Generic[C]):
                 self._idle.append(connection)
             else:
                 self._count -= 1
+        # It has left the queue before it wakes: only this turn's caller has the connection now, and `_leave` says so
+        # even if its time is over.
         if turn is not None:
             turn.wakeup.set()
 
@@ -203,6 +209,7 @@ class Pool(Generic[C]):
 
     def close(self) -> None:
         """Close all connections; one that is in use is closed when it is given back."""
+        # First: what is given back from now on is closed, and not put among the idle ones.
         self._closed = True
         self.close_idle()
 

@@ -151,6 +151,7 @@ class Exchange:
             self.refuse(InvariantBroken("the proxy has failed"))
             return
         proxy.store_outages.worked()
+        # While the gate decided, the client may have gone: `_connect` looks, and gives back what was let in.
         self._connect()
 
     def _hold(self, line: Line, token: int) -> None:
@@ -267,6 +268,7 @@ class Exchange:
 
     def answered(self) -> None:
         """The upstream has answered everything."""
+        # So a newer token may enter, whether or not the client takes the answer.
         self.upstream = None
         self._give_back()
         self.client.end()
@@ -325,6 +327,7 @@ class Exchange:
                 self.upstream.let_go()
 
     def _give_back(self) -> None:
+        # Once: the gate counts. Given back twice, a newer token would enter while another request is in flight.
         if self._line is not None:
             self.proxy.gate.answered(self._line, self._token)
             self._line = None

@@ -156,9 +156,8 @@ class Gate:
         refusal, or Contended if older requests are still in flight at `until`: the mark has risen nevertheless.
         """
         line = self._line(name)
-        line.wanted[stamp.token] = (
-            line.wanted.get(stamp.token, 0) + 1
-        )  # also keeps the line from being forgotten
+        # Counted before anything is awaited: the line is not forgotten, and its permit is not taken for an idle one.
+        line.wanted[stamp.token] = line.wanted.get(stamp.token, 0) + 1
         self.waiting += 1
         entered = False
         try:
@@ -404,6 +403,7 @@ class Gate:
                 break
             if not noted or not line.verified:
                 await self._wait(line, now + BEAT_SECONDS)
+        # Nothing is awaited between the last look at `wanted` and this: a later request tends the line again.
         line.tended = False
 
     def _renewed(self, line: Line, found: InFlight) -> InFlight:
@@ -430,9 +430,8 @@ class Gate:
         while self._runtime.now() < until:
             await self._lock(line, math.inf)
             try:
-                line.version = (
-                    None  # another proxy may have raised the mark: our stamp would be refused as stale
-                )
+                # Another proxy may have raised the mark: our stamp would be refused as stale.
+                line.version = None
                 await self._read(line)
                 newest = line.in_flight.newest
                 if newest is None:
@@ -478,6 +477,7 @@ class Gate:
         if not line.locked:
             line.locked = True
             return
+        # Tasks of a proxy are cancelled only when it stops. So who was handed the lock takes it, and unlocks.
         mine = self._runtime.wakeup()
         line.queue.append(mine)
         if not await self._runtime.wait(mine, None if until == math.inf else until) and mine in line.queue:
@@ -491,12 +491,14 @@ class Gate:
             line.locked = False
 
     def _notify(self, line: Line) -> None:
+        # All of them: each looks again under the lock, so a wake-up too many costs a look, and one too few a second.
         for wakeup in line.waiters:
             wakeup.set()
         line.waiters.clear()
 
     async def _wait(self, line: Line, until: float) -> None:
         """Until something has changed here, or `until`."""
+        # Nothing was awaited since its caller looked, so what changes from now on finds it here.
         mine = self._runtime.wakeup()
         line.waiters.add(mine)
         await self._runtime.wait(mine, until)

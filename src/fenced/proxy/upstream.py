@@ -111,6 +111,7 @@ class UpstreamConnection(DirectConnection):
     # The end of an exchange
 
     def _finish(self, exchange: Exchange) -> None:
+        # First: what still comes belongs to nobody, and another exchange may begin as soon as this one is given back.
         self.exchange = None
         self.used = True
         if self._paused:
@@ -123,6 +124,7 @@ class UpstreamConnection(DirectConnection):
         exchange.answered()
 
     def _fail(self, why: str) -> None:
+        # Taken out first: `connection_lost` follows, and an exchange must be told once how it ended.
         exchange, self.exchange = self.exchange, None
         self._transport.abort()
         if exchange is not None:

@@ -74,6 +74,7 @@ class HeldAnswer:
 
     def _end(self, turn: bool) -> None:
         """`turn`: whether it may be the client's turn."""
+        # Closed first: time-out, wake-up and the end of the connection may all come, and only the first one answers.
         send = self._send
         self.close()
         if send is None:

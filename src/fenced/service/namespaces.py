@@ -59,6 +59,7 @@ class HeldRequest:
 
     def wake(self, turn: bool) -> None:
         """It should be answered now. `turn`: because it may be the client's turn."""
+        # Kept if nobody waits for it yet: `then`, which comes after the ask was answered, finds it.
         if self._turn is None:
             self._turn = turn
             if self._then is not None:
@@ -184,6 +185,7 @@ class ServedNamespace:
                     await asyncio.wait_for(self._closing.wait(), RETRY_SECONDS)
 
     async def close(self) -> None:
+        # Set first: the listener, which the interrupt below wakes with an error, then ends instead of waiting.
         self._closing.set()
         self.held.send_on()
         if self._listener is not None:

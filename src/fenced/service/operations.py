@@ -240,10 +240,10 @@ class GroupedWork:
                 self._share(requests, found)
                 self._report(operations, found, seconds)
                 if self._ends_have_passed:
-                    await asyncio.sleep(
-                        0
-                    )  # what has arrived meanwhile is read, and shares the write of the others
+                    # What has arrived meanwhile is read, and shares the write of the others.
+                    await asyncio.sleep(0)
         finally:
+            # Nothing is awaited between the last look at `_next` and this: what comes later starts a task of its own.
             self._writes = False
 
     def _taken(self) -> list[tuple[Work, Done]]:
@@ -307,6 +307,7 @@ class GroupedWork:
                 done(found)
                 self._report([operation], found, seconds)
         finally:
+            # Nothing is awaited after the queue was found empty, so no operation is left in it without a task.
             self._workers -= 1
 
     async def _several(self, work: Work, done: Done) -> None:

@@ -45,6 +45,8 @@ class HandingOver:
         self._wakeups.forget(heir.public)
         try:
             reply = await space.run(request, until)
+            # The transaction has compared the heir's place and its lease. So whatever happened to it meanwhile, either
+            # nothing was written, or the heir holds the name: its next ask takes the grant, or its lease ends it.
             if reply.succeeded:
                 self._attempts.forget(attempt)
                 granted = EtcdAttempt(

@@ -148,6 +148,8 @@ class EtcdWire:
         if self._abandoned:
             raise _NotSent("this client was dropped")
         connection = await self._pool.take(until)
+        # An idle one may lead to a member that has failed since, or may be closed by the server. Found out before
+        # the request is sent, that leaves no doubt about the request.
         while connection.turn != self.turn or not connection.is_alive():
             self._pool.drop(connection)
             connection = await self._pool.take(until)
@@ -166,6 +168,7 @@ class EtcdWire:
             raise _NotSent(str(error), passing=True) from error
         finally:
             self._used.discard(connection)
+            # After any other error its reply may still come, and the next caller would take it for its own.
             if kept and not connection.closing:
                 self._pool.give(connection)
             else:

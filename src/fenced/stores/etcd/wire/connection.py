@@ -130,6 +130,7 @@ class EtcdStream:
 
     async def send(self, request: bytes, until: float) -> None:
         """Send a message. If that takes too long, the connection is shut down, and the receiver finds its end."""
+        # Packed and appended under one lock: the frames leave in the order in which they were counted.
         with self._lock:
             self._out += self._grpc.send((request,))
         await self._flush(until)
@@ -191,6 +192,7 @@ class EtcdStream:
     async def receive(self, until: float) -> list[bytes]:
         """The messages that have arrived, without waiting. Sets `over` if the stream has ended."""
         messages: list[bytes] = []
+        # Reading makes frames, too (window updates, answers to pings), so senders wait. Nothing under the lock waits.
         with self._lock:
             try:
                 self.over = self._closed or not self._take()

@@ -143,9 +143,8 @@ class LibpqConnection:
 
     async def _finish_connecting(self, until: float) -> None:
         while True:
-            with (
-                self._lock
-            ):  # libpq may close its socket here; `interrupt` must not shut down a reused descriptor
+            # libpq may close its socket here, and `interrupt` must not shut down a reused descriptor.
+            with self._lock:
                 status = self._connection.connect_poll()
             if status == PollingStatus.OK:
                 return

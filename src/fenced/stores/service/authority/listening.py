@@ -67,6 +67,7 @@ class ServiceWakeups:
                 parked.close()
                 return
             self._parked[public] = parked
+            # Its second line may have come with the first one: it was read already, so no selector tells of it.
             self._new.append(public)
             self._opened().add(parked.link, public)
         self.interrupt()  # the waiting thread looks at the new connection
@@ -95,6 +96,7 @@ class ServiceWakeups:
         with self._lock:
             if self._closed:
                 return []
+            # What is parked after this look is added to this selector and wakes it, so the wait below ends for it.
             selector = self._opened()
             new, self._new = self._new, []
         if woken := self._look(new):
@@ -122,6 +124,7 @@ class ServiceWakeups:
                     # Nobody but this thread has it from now on, unless `close` was faster, which closes it.
                     if self._taken(public) is not None:
                         over.append(parked)
+        # Outside the lock: the pool that adopts a connection wakes its own waiters.
         for parked in over:
             if parked.over and parked.resume():
                 self._adopt(parked)

@@ -249,8 +249,9 @@ class ZooKeeperSession:
     def _end(self) -> None:
         """The session has ended, and so have all attempts that it carried. The next request starts a new session."""
         self.former.append(self.id)
+        # First: what is confirmed from here on belongs to the next session, and no attempt is granted by this one.
         self.id, self._password, self.confirmed = 0, _NOBODY, -math.inf
-        self.leftovers.clear()
+        self.leftovers.clear()  # the nodes have gone with the session
         attempts, self.attempts = self.attempts, {}
         for attempt in attempts.values():
             if attempt.places:  # without places its ask may not have been sent: the ask is retried

@@ -119,6 +119,7 @@ class Hub:
                     self._wake_other(side)
             return True
         finally:
+            # Without the lock: it is ours alone until now, and `_pass_on`, which follows, looks for another reader.
             side.taken = False
 
     def _pass_on(self, side: _Side, wakeup: Wakeup) -> None:
@@ -175,6 +176,7 @@ class ZooKeeperWire:
     async def exchange(self, requests: Sequence[bytes], until: float) -> list[jute.Reply]:
         """The replies, in order. `ConnectionBroken`: it is unknown which of the requests were carried out."""
         call = _Call(len(requests), self._runtime.wakeup())
+        # Bytes and `_pending` get the same order in one step: the server replies in it.
         with self._lock:
             if self.closed:
                 raise ConnectionBroken(f"{self._where}: the connection is gone")
@@ -203,6 +205,7 @@ class ZooKeeperWire:
     async def _flush(self, until: float) -> None:
         while True:
             trouble = ""
+            # Whoever has the lock sends what all callers have appended. Ours was sent, then, when nothing is left.
             with self._lock:
                 if self.closed or not self._out:
                     return
@@ -284,6 +287,7 @@ class ZooKeeperWire:
                 return
             self.closed = True
             pending, self._pending = list(self._pending), deque()
+            # Under the lock: no other thread reads or writes a descriptor that the system has given to another socket.
             self._hub.remove(self)
             self.socket.close()
         for _, call in pending:
