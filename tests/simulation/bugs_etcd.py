@@ -7,6 +7,7 @@ from typing import Any
 
 from fenced.net.pool import ConnectionBroken
 from fenced.stores.etcd.authority.authority import EtcdAuthority
+from fenced.stores.etcd.authority.keys import Keys
 from fenced.stores.etcd.authority.leases import EtcdLease, LeasePool
 from fenced.stores.etcd.authority.namespace import Namespace
 from fenced.stores.etcd.authority.watching import EtcdWakeups
@@ -103,6 +104,25 @@ class ReadsAreSerializable(EtcdAuthority):
         self._space.__class__ = SerializableNamespace
 
 
+class KeysWithoutPlaces(Keys):
+    def behind(self, name: str) -> bytes:
+        return self.places(name) if name else super().behind(name)
+
+
+class BargingAuthority(EtcdAuthority):
+    """A name without a claim is granted to whoever asks next: its range of keys ends before the places."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._space.keys.__class__ = KeysWithoutPlaces
+
+
+class Barging(EtcdBackend):
+    """A free name goes to whoever asks next, not to the head of the queue."""
+
+    authority_type = BargingAuthority
+
+
 class Failing(EtcdBackend):
     """One member, which often dies with requests under way and is then not there."""
 
@@ -121,6 +141,7 @@ PLANTED = [
         with_authority(bug, EtcdBackend)
         for bug in (AnyReplyIsTaken, WatchesAreNotResumed, LeaseIsBelievedToLive, ReadsAreSerializable)
     ),
+    over(bugs.Barging, Barging),
     over(bugs.DeadlineFromTheReply, EtcdBackend, engine_type=bugs.engine_with(bugs.DeadlineFromTheReply)),
     over(bugs.UnavailableIsBelieved, Failing, engine_type=bugs.UnavailableIsBelieved),
 ]

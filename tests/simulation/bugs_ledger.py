@@ -10,13 +10,13 @@ from fenced.errors import Indeterminate
 from fenced.leases.rows import LeaseAlgorithm
 from fenced.stores.ledger.authority.changes import Change, RecordedRows
 from fenced.stores.ledger.authority.journal import Batch
-from fenced.stores.ledger.authority.ledger import Ledger
+from fenced.stores.ledger.authority.ledger import CountingAlgorithm, Ledger
 from fenced_testkit.worlds.faults import Faults
 from fenced_testkit.worlds.ledger import LedgerBackend, SimulatedDisk
 from fenced_testkit.worlds.site import Site
 from tests.planted import bugs
 from tests.simulation.bugs_memory import Restarts
-from tests.simulation.planting import with_backend
+from tests.simulation.planting import over, with_backend
 
 T = TypeVar("T")
 
@@ -70,6 +70,20 @@ class SettledIsForgotten(RecordedRows):
         return False
 
 
+class BargingAlgorithm(bugs.Barging, CountingAlgorithm):
+    pass
+
+
+class BargingLedger(Ledger):
+    algorithm = BargingAlgorithm
+
+
+class Barging(LedgerBackend):
+    """A free name goes to whoever asks next, not to the head of the queue."""
+
+    ledger_type = BargingLedger
+
+
 def with_ledger(bug: type[Ledger], site_type: type[Site] = Site) -> type[Site]:
     backend = type(bug.__name__, (LedgerBackend,), {"ledger_type": bug})
     return type(bug.__name__, (site_type,), {"backend_type": backend, "__doc__": bug.__doc__})
@@ -101,6 +115,7 @@ PLANTED: list[type[Site]] = [
     with_ledger(AnsweredBeforeTheSync),
     with_ledger(GoesOnAfterAFailedWrite),
     with_ledger(SnapshotForgetsTheCounter),
+    over(bugs.Barging, Barging),
     with_rows(RestartForgetsTheToken, Restarts),
     with_rows(SettledIsForgotten, Copies),
     with_rows(bugs.SettledFreesTheName),
