@@ -82,9 +82,8 @@ def cut(kind: Kind, settings: Mapping[str, str], folder: Path, seconds: float) -
         server = kind.make(point / "server", settings)
         server.start()
         command = [sys.executable, "-c", HOLDER, server.url()]
-        holder = subprocess.Popen(
-            command, stdout=acknowledged, stderr=subprocess.DEVNULL
-        )  # it ends in an error
+        # It ends in an error.
+        holder = subprocess.Popen(command, stdout=acknowledged, stderr=subprocess.DEVNULL)
         time.sleep(seconds)
         server.kill()
         shutil.copyfile(image, folder / "after.disk")

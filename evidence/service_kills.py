@@ -62,9 +62,8 @@ class Crew:
                 try:
                     self._hold(client, name, what, chance.random() * 0.3)
                     if what == "expires":
-                        left[name] = (
-                            time.monotonic() + 2 * TTL
-                        )  # a thread may not ask for a name that it holds
+                        # A thread may not ask for a name that it holds.
+                        left[name] = time.monotonic() + 2 * TTL
                 except fenced.FencedError as error:
                     self.errors[type(error).__name__] += 1
 

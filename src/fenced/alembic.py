@@ -226,9 +226,8 @@ def _declared(table: Table, key: str, default: str) -> Registered | None:
 
 def _same(one: Registered, other: Registered) -> bool:
     mine, installed = one.spec.claims, other.spec.claims
-    if (
-        mine is not None and installed is not None and mine.minted is None
-    ):  # the installation has found it out
+    if mine is not None and installed is not None and mine.minted is None:
+        # The installation has found it out.
         one = Registered(replace(one.spec, claims=replace(mine, minted=installed.minted)), one.mandatory)
     return one == Registered(replace(other.spec, table=one.spec.table), other.mandatory)
 

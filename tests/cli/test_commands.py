@@ -174,9 +174,8 @@ def test_options_are_checked_before_anything_is_opened(args: list[str], tmp_path
     """In this process: nothing may be connected to, so no file appears."""
     address = f"sqlite:///{tmp_path}/new.db"
     found = CliRunner(env={"FENCED_AUTHORITY": address, "FENCED_GUARD": address}).invoke(app, args)
-    assert isinstance(found.exception, errors.Misuse) or found.exit_code == 2, (
-        found.output
-    )  # click's own status
+    # Click's own status.
+    assert isinstance(found.exception, errors.Misuse) or found.exit_code == 2, found.output
     assert list(tmp_path.iterdir()) == []
 
 

@@ -59,9 +59,8 @@ class Servers:
     def role(self, options: str = "") -> str:
         name = f"app_{next(_numbers)}_{os.getpid()}"
         self.postgresql.execute(f"CREATE ROLE {name} LOGIN {options}")
-        self.undo.callback(
-            self.postgresql.execute, f"ALTER ROLE {name} NOSUPERUSER NOLOGIN"
-        )  # it may own a table
+        # It may own a table.
+        self.undo.callback(self.postgresql.execute, f"ALTER ROLE {name} NOSUPERUSER NOLOGIN")
         return name
 
 

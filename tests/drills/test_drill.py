@@ -64,7 +64,8 @@ def _json(*words: str, status: int) -> dict[str, Any]:
     if result.exit_code == 2 and words[0] in (
         "storm",
         "set",
-    ):  # a busy machine: nobody was overtaken in that time
+    ):
+        # A busy machine: nobody was overtaken in that time.
         result = _drill(*words, "--seconds", "40", "--json")
     assert result.exit_code == status, result.output + result.stderr
     found: dict[str, Any] = json.loads(result.stdout)

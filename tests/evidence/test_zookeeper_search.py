@@ -12,7 +12,6 @@ def test_no_name_has_two_holders(zookeeper_url: str) -> None:
 
 
 def test_a_waiter_that_believes_events_is_found(zookeeper_url: str) -> None:
-    with pytest.raises(
-        BrokenPromise
-    ):  # two holders, or a token that falls because the wrong one was granted first
+    with pytest.raises(BrokenPromise):
+        # Two holders, or a token that falls because the wrong one was granted first.
         search(zookeeper_url, 5, made_with("attempts", EventsAreBelieved))

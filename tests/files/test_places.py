@@ -165,9 +165,8 @@ def test_an_append_on_a_full_disk_leaves_no_torn_tail(tmp_path: Path, token: int
 
     def child() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(
-            resource.RLIMIT_FSIZE, (12_000, 12_000)
-        )  # the mark has room, the appended line has not
+        # The mark has room, the appended line has not.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
         with pytest.raises(Unavailable, match="full"):
             guard.append(stamp(token), NAME, b"y" * 4000)
 

@@ -118,9 +118,8 @@ def test_a_floor_is_vouched_for(tmp_path: Path) -> None:
     step(ledger.raise_floor(above))
     file = segment(path, 1)
     whole, (*_, (raised, vouches), _) = file.read_bytes(), places(file)
-    assert (
-        raised < vouches
-    )  # the floor is on the disk before it is raised: whoever shares its batch is not above it
+    # The floor is on the disk before it is raised: whoever shares its batch is not above it.
+    assert raised < vouches
     first = step(ledger.ask(lease("first")))
     assert isinstance(first, Granted) and first.token == above + 1
     (tmp_path / "killed").mkdir()

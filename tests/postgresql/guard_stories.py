@@ -46,9 +46,8 @@ def announce(
     function = "announce" if kind == "announce" else "announce_alone"
     told = " ".join(map(str, stamps))
     told_tokens = " ".join(f"{stamp.token}" for stamp in stamps)
-    level = (
-        "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; " if kind == "alone" else ""
-    )  # as the wrapper does it
+    # As the wrapper does it.
+    level = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; " if kind == "alone" else ""
     return sql(
         f"{level}SELECT fenced_guard.{function}('{told}', p_guard => 'explored.{table}'{options})",
         label=f"{kind} {told_tokens} {','.join(only)}".strip(),

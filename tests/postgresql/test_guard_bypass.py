@@ -168,9 +168,8 @@ def test_a_stamp_stays_behind_on_no_pooled_connection(
             server = one(tx, "SELECT pg_backend_pid()")
         assert one(second, "SELECT pg_backend_pid()") == server
         refused(second, UPDATE)
-        first.execute(
-            f"SET fenced.stamp = '{old}'".encode()
-        )  # leaks to the next client, and counts for nobody
+        # Leaks to the next client, and counts for nobody.
+        first.execute(f"SET fenced.stamp = '{old}'".encode())
         assert one(second, "SELECT current_setting('fenced.stamp')") == old
         refused(second, UPDATE)
         write(second, stamp(6))
@@ -545,9 +544,8 @@ def test_altering_a_guarded_table(db: Db) -> None:
     with pytest.raises(fenced.Misconfigured, match=r"no longer has.* fenced guard install .*--replace"):
         write(db, stamp(6), "UPDATE orders SET qty = 9 WHERE number = 42")
     with pytest.raises(psycopg.errors.UndefinedColumn), ORDERS.transaction(db, stamp(6)) as tx:
-        tx.execute(
-            "SELECT nothing FROM orders"
-        )  # a mistake of the program's own statement stays its driver's error
+        # A mistake of the program's own statement stays its driver's error.
+        tx.execute("SELECT nothing FROM orders")
     told = Guard(table="orders", name="orders/{number}")
     told.install(db, mode="require", replace=True)
     refused(db, "UPDATE orders SET qty = 9")

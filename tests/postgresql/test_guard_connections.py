@@ -228,9 +228,8 @@ async def test_a_commit_or_swallowed_error_inside_the_block_is_misuse(
 
         with pytest.raises(fenced.MissingStamp):  # what follows carries no stamp
             await begins_another()
-        PLAIN.set_mode(
-            db, "enforce"
-        )  # there it would be let through, and must not be committed as if announced
+        # There it would be let through, and must not be committed as if announced.
+        PLAIN.set_mode(db, "enforce")
         with pytest.raises(Misuse, match="another one began"):
             await begins_another()
         assert (qty(db), writer.idle()) == (0, True)

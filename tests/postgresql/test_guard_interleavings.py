@@ -169,7 +169,8 @@ def world(postgresql_server: PostgresqlServer) -> Iterator[World]:
     for setting in (
         "enable_seqscan",
         "jit",
-    ):  # what cannot be scanned otherwise would be compiled, as it looks dear
+    ):
+        # What cannot be scanned otherwise would be compiled, as it looks dear.
         postgresql_server.execute(f'ALTER DATABASE "{database}" SET {setting} = off')
     url = postgresql_server.url(database)
     with (

@@ -56,9 +56,8 @@ def test_a_name_of_the_lease_that_was_not_announced_is_not_written(
             ORDERS.transaction(holder, both, ONE) as tx,
         ):
             (before,) = tx.execute("SELECT qty FROM orders WHERE id = 2").fetchone() or ()
-            if (
-                level < psycopg.IsolationLevel.REPEATABLE_READ
-            ):  # there the wrapper announced the whole lease apart
+            if level < psycopg.IsolationLevel.REPEATABLE_READ:
+                # There the wrapper announced the whole lease apart.
                 write(db, stamp(5, 2, TWO), 2)
             tx.execute("UPDATE orders SET qty = %s WHERE id = 2", [before + 1])
     expected = 2 if level < psycopg.IsolationLevel.REPEATABLE_READ else 1

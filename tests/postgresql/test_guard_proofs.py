@@ -214,9 +214,8 @@ def test_a_setting_written_by_hand_is_not_believed(shop: Shop) -> None:
             assert (told.value.sqlstate or "")[:2] == "ZF", what
     assert (shop.total(), shop.value(f"SELECT token FROM {LAST}")) == (10, 5)
     shop.write(stamp(5, 2, NAME))
-    step(
-        shop.keys.require_proofs(False)
-    )  # where callers are trusted, the setting is: the test above can fail
+    # Where callers are trusted, the setting is: the test above can fail.
+    step(shop.keys.require_proofs(False))
     with shop.connection.transaction():
         _by_hand(shop.connection, "#/orders/1")
         shop.connection.execute(WRITE)
@@ -458,9 +457,8 @@ def test_beside_its_authority_a_guard_looks_the_last_token_up(shop: Shop) -> Non
     with fenced.Client(shop.url, namespace="other") as client, client.hold("orders/2") as lease:
         shop.guard.adopt(shop.connection, lease.realm)
         shop.write(lease, "UPDATE orders SET qty = 1 WHERE grp = 2")
-    shop.guard.adopt(
-        shop.connection, REALM
-    )  # of no authority in this database: nothing is known about its tokens
+    # Of no authority in this database: nothing is known about its tokens.
+    shop.guard.adopt(shop.connection, REALM)
     shop.write(stamp(TOKEN_MAX - 1, 1, "orders/3"), "UPDATE orders SET qty = 1 WHERE grp = 3")
 
 

@@ -401,9 +401,8 @@ def test_the_epoch_column_keeps_the_token(db: Db) -> None:
     db.execute("UPDATE orders SET qty = 1")  # let through
     assert epochs() == [(0, 1), (0, 1)]
     write(db, stamp(5, 1), "UPDATE orders SET qty = 2 WHERE id = 42", guard)
-    write(
-        db, stamp(5, 2), "UPDATE orders SET qty = 3, epoch = 999 WHERE id = 42", guard
-    )  # not the program's to say
+    # Not the program's to say.
+    write(db, stamp(5, 2), "UPDATE orders SET qty = 3, epoch = 999 WHERE id = 42", guard)
     assert epochs() == [(5, 3), (0, 1)]
     with guard.transaction(db, [stamp(6, 1, "orders/42"), stamp(7, 1, "orders/43")]) as tx:
         tx.execute("UPDATE orders SET qty = 4")
@@ -415,7 +414,8 @@ def test_the_epoch_column_keeps_the_token(db: Db) -> None:
     for statement in (
         "SELECT 1",
         "INSERT INTO orders VALUES (50, 0), (51, 0)",
-    ):  # new marks, then whole leases
+    ):
+        # New marks, then whole leases.
         with guard.transaction(db, others) as tx:
             tx.execute(statement.encode())
     assert db.execute("SELECT epoch FROM orders WHERE id > 43 ORDER BY id").fetchall() == [(11,), (12,)]

@@ -157,9 +157,8 @@ async def test_a_block_is_announced_by_one_statement_more_and_committed(url: str
                 prepared = "SELECT 1 FROM pg_prepared_statements WHERE statement LIKE 'SELECT fenced%'"
                 assert len((await now(tx.execute(sa.text(prepared)))).fetchall()) == 1
         assert db.qty() == 2
-        assert (
-            len(db.events.dialect.dispatch.handle_error) == 1
-        )  # one listener, whatever the number of blocks
+        # One listener, whatever the number of blocks.
+        assert len(db.events.dialect.dispatch.handle_error) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

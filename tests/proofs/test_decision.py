@@ -86,10 +86,11 @@ class Operation(NamedTuple):
     def values(self, asked: Question) -> Iterator[tuple[Term, Term]]:
         """Each unknown of the question, and its value here. What belongs to a stamp or mark of None has any value."""
         mark, stamp = self.mark or Mark(0, ""), self.stamp or Stamp("", (), 0, None, "")
+        # Before the name is replaced.
         yield (
             asked.s["names"].member(asked.name),
             term(self.name in stamp.names),
-        )  # before the name is replaced
+        )
         yield asked.mark.none, term(self.mark is None)
         yield asked.stamp.none, term(self.stamp is None)
         for key in ("token", "grant", "seq"):

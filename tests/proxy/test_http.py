@@ -220,7 +220,8 @@ async def test_writes_need_a_name_and_a_stamp() -> None:
         for cart in (
             "x_cart: 2\r\nX-Cart: 1",
             "Connection: X-Cart\r\nX-Cart: 1",
-        ):  # the latter is not passed on
+        ):
+            # The latter is not passed on.
             answer = await ask("PUT", "/buy", 5, headers=f"{cart}\r\n", name="carts/1")
             assert (answer.status, answer.problem) == (400, "misuse")
         assert (await ask("PUT", "/orders/42", headers="Fenced-Stamp: 7\r\n")).problem == "invalid"

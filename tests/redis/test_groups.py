@@ -286,10 +286,11 @@ def test_promotions_under_live_holders(group: RedisGroup) -> None:
         eventually(lambda: step(two.ask(waiter)))
     tokens = [floor, token_of(one, asking(RUNTIME, "new", ttl=600))]
     assert step(one.release(holder.secret)) == Released()
+    # Over a connection that it keeps.
     tokens += [
         token_of(two, waiter),
         token_of(idle, asking(RUNTIME, "idle", ttl=600)),
-    ]  # over a connection that it keeps
+    ]
     assert tokens == sorted(set(tokens))
 
     group.replicas_catch_up(second)

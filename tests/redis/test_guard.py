@@ -567,9 +567,8 @@ def test_at_maxmemory(tag: str) -> None:
             assert client.exists(key, key + "2") == 0
             assert sum(number for number, _ in step(fence.counts()).values()) == 1
             mark = step(fence.mark(NAME))
-            assert (
-                mark is not None and mark.token == 8
-            )  # announced; the script that was refused raised nothing
+            # Announced; the script that was refused raised nothing.
+            assert mark is not None and mark.token == 8
 
 
 @own_server

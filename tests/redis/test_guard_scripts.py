@@ -84,9 +84,8 @@ def runs_behind_the_check(client: redis.Redis, redis_url: str, tag: str, stock: 
     with pytest.raises(redis.ResponseError, match="NONE left"):
         take(client, stamp(6), NAME, keys=[key])
     with pytest.raises(redis.ResponseError):
-        client.fcall(
-            f"{library.name.removesuffix('stock' + tag)}take", 1, key
-        )  # without what the check needs
+        # Without what the check needs.
+        client.fcall(f"{library.name.removesuffix('stock' + tag)}take", 1, key)
     for bad in ("return 1", "#!lua name=\n", STOCK.replace("allow-oom", "no-writes"), None):
         with pytest.raises(Misuse):
             guard.wrap_library(bad)  # type: ignore[arg-type]

@@ -117,9 +117,8 @@ def test_a_change_that_was_interrupted(client: redis.Redis, values: RedisValues,
     step(values.set_mode("shadow"))
     assert client.get(key) != before
     client.set(key, before)
-    RedisGuard(tag=tag, name="stock/{tag}").announce(
-        client, stamp(5, "stock/1")
-    )  # the next one that comes does it, too
+    # The next one that comes does it, too.
+    RedisGuard(tag=tag, name="stock/{tag}").announce(client, stamp(5, "stock/1"))
     after = client.get(key)
     assert after != before
     slot = values.marks.at(["stock/1"])

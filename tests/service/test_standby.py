@@ -37,9 +37,8 @@ def test_a_standby_takes_over(tmp_path: Path) -> None:
                 fenced.Client(store) as intruder,
                 pytest.raises(fenced.Misconfigured, match="another process"),
             ):
-                intruder.acquire(
-                    "orders/2"
-                )  # an instance that is stopped still has its lock; SIGKILL ends it
+                # An instance that is stopped still has its lock; SIGKILL ends it.
+                intruder.acquire("orders/2")
             active.kill()
             assert "listening on" in standby.stderr.readline()
             late = fenced.Client(f"http://127.0.0.1:{port}", patience=60)

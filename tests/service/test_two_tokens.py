@@ -184,9 +184,8 @@ class Client:
         by = self._place.api.tokens.shown(self._who)  # type: ignore[union-attr]
         assert by is not None
         namespace = await self._place.api.namespaces.get("default")
-        pages = live.Live(
-            self._place.api.namespaces, self._place.api.events
-        )  # it looks as soon as it is opened
+        # It looks as soon as it is opened.
+        pages = live.Live(self._place.api.namespaces, self._place.api.events)
         stream = await pages.open(namespace, by)
         sent: list[bytes] = []
 
@@ -249,9 +248,8 @@ async def play(folder: Path, store: str, seed: int, present: list[str]) -> dict[
         for _ in range(2 * STEPS):
             whose = order.choice([*NAMES] * 10 + ["time"])
             if whose == "time":
-                Place.now += order.choice(
-                    (6.0, 21.0)
-                )  # all of it is less than stores remember what has ended
+                # All of it is less than stores remember what has ended.
+                Place.now += order.choice((6.0, 21.0))
             elif whose in present:
                 await clients[whose].step()
     finally:

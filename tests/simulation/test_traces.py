@@ -61,9 +61,8 @@ def decisions(site: Site) -> Trace:
 @pytest.mark.parametrize("bug", UNSEEN, ids=lambda bug: bug.__name__)
 def test_a_bug_is_found_by_its_trace(bug: type[LeaseAlgorithm], seen: Callable[[Site], Trace]) -> None:
     backend = type(bug.__name__, (MemoryBackend,), {"store_type": bugs.store_with(bug)})
-    first = (
-        50 if bug is bugs.TokenAtTheQueue else 0
-    )  # where it shows; a change of the code may make it another one
+    # Where it shows; a change of the code may make it another one.
+    first = 50 if bug is bugs.TokenAtTheQueue else 0
     assert UNSEEN[bug] in deviation(backend, seen, range(first, first + 200))
 
 

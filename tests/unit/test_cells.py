@@ -43,9 +43,8 @@ class LossyCells(MemoryCells):
     async def swap(self, changes: Sequence[tuple[str, int, bytes | None]]) -> Swapped:
         kind = self.rng.choice(("told", "told", "repeated", "reply lost", "request lost", "late"))
         done = await self._apply(changes) if kind in ("told", "repeated", "reply lost") else Swapped(None)
-        if (
-            kind == "repeated"
-        ):  # as nginx does if the store has not answered in time: the second answer comes back
+        if kind == "repeated":
+            # As nginx does if the store has not answered in time: the second answer comes back.
             await self._meanwhile(min(self.others, KEPT - 1))
             return await self._apply(changes)
         if kind == "late":

@@ -99,9 +99,8 @@ def test_an_announcement_lends_its_id_to_nobody(rule: Rule) -> None:
         admitted = []
         for announce, seq in history:
             incoming, operation = stamp(5, 0 if announce else seq), f"tx {seq}"
-            again = (
-                mark is not None and not announce and mark.seq == seq
-            )  # a later statement of the same operation
+            # A later statement of the same operation.
+            again = mark is not None and not announce and mark.seq == seq
             judged = judge(
                 mark, incoming, name=NAME, rule=rule, realm=REALM, announce=announce, operation=operation
             )

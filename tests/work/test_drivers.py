@@ -224,7 +224,8 @@ def test_take_hears_of_a_new_row(database: tuple[str, str]) -> None:
     with (
         fenced.Client(url) as client,
         runs.worker(client) as worker,
-    ):  # stopped before it begins: nothing is claimed
+    ):
+        # Stopped before it begins: nothing is claimed.
         worker.stop()
         with psycopg.connect(url, autocommit=True) as db:
             assert list(worker.take(db)) == []

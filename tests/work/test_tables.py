@@ -49,9 +49,8 @@ def test_below_require_a_write_without_a_stamp_is_let_through(place: Place, mode
 def test_a_stale_write_that_is_let_through_leaves_the_claim_alone(place: Place, mode: str) -> None:
     db = place.prepare(mode)
     late, now = late_and_now(place, db)
-    if (
-        place.engine == "sqlite"
-    ):  # its triggers cannot change what is written: a stale claim is refused in every mode
+    if place.engine == "sqlite":
+        # Its triggers cannot change what is written: a stale claim is refused in every mode.
         with pytest.raises(StaleToken):
             late.finish(db, output="late")
     else:
@@ -186,9 +185,8 @@ def test_rows_of_partitions_are_claimed_too(beside: str) -> None:
             " PARTITION BY LIST (day); CREATE TABLE parts_1 PARTITION OF parts FOR VALUES IN (1)"
         )
         runs.install(db, mode="require", replace=True)
-        db.execute(
-            "CREATE TABLE parts_2 PARTITION OF parts FOR VALUES IN (2)"
-        )  # later: it inherits the triggers
+        # Later: it inherits the triggers.
+        db.execute("CREATE TABLE parts_2 PARTITION OF parts FOR VALUES IN (2)")
         db.execute("INSERT INTO parts (id, day) VALUES (1, 1), (2, 2)")
         found = worker.claim_many(db, 2)
         assert [run.id for run in found] == [1, 2]

@@ -146,9 +146,8 @@ def test_a_frozen_leader_is_left(ensemble: ZooKeeperEnsemble) -> None:
         leader.freeze()
         frozen = RUNTIME.now()
         try:
-            while held.deadline < timing.local_deadline(
-                frozen, ttl
-            ):  # until a renewal sent since then is confirmed
+            while held.deadline < timing.local_deadline(frozen, ttl):
+                # Until a renewal sent since then is confirmed.
                 held.check()
                 time.sleep(0.05)
         finally:

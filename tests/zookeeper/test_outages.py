@@ -105,9 +105,8 @@ def test_an_answer_that_is_there_is_taken_however_late_it_is_read(zookeeper_serv
     with opened(zookeeper_server.url(), secrets.token_hex(8), runtime) as authority:
         ask = asking(runtime, "orders", ttl=600)
         step(granted(authority, ask))
-        assert step(authority.renew([ask.secret])) == [
-            Kept(600.0)
-        ]  # from now on one small reply is all there is
+        # From now on one small reply is all there is.
+        assert step(authority.renew([ask.secret])) == [Kept(600.0)]
         wire = session_of(authority, 600.0)._wire
         assert wire is not None
         runtime.link = wire.socket

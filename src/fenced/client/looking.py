@@ -36,9 +36,8 @@ class SeenHolders:
 
     def saw(self, name: str, held_by: HeldBy, asked: float) -> None:
         new = Seen(held_by.token, held_by.grant, asked)
-        with (
-            self._lock
-        ):  # compared and replaced in one step: the answer to an earlier question may arrive later
+        with self._lock:
+            # Compared and replaced in one step: the answer to an earlier question may arrive later.
             old = self._seen.get(name)
             if old is not None and (old.token, old.asked) > (new.token, new.asked):
                 return

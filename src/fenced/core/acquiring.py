@@ -401,9 +401,8 @@ class LeaseEngine:
             lease.end()
             self.settler.retry_now(given_up)
             raise
-        except (
-            BaseException
-        ):  # cancelled or interrupted: the authority may still answer, so repeat it at once
+        except BaseException:
+            # Cancelled or interrupted: the authority may still answer, so repeat it at once.
             lease.end()
             await self._try_to_end(given_up)
             raise

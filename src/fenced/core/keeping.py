@@ -113,9 +113,8 @@ class Keeper:
     async def _run(self) -> None:
         try:
             while not self._closed:
-                self._asleep_until = (
-                    math.inf
-                )  # set first: `_next_due` sees a new lease, or the new lease kicks
+                # Set first: `_next_due` sees a new lease, or the new lease kicks.
+                self._asleep_until = math.inf
                 now = self._runtime.now()
                 self._asleep_until = until = min(self._next_due(), now + IDLE_SECONDS)
                 if not await self._runtime.wait(self._kick, until):
@@ -242,9 +241,8 @@ class Keeper:
                 lease.renew_at = self._runtime.now() + timing.retry_after(lease.ttl)
                 self._doubt(lease, why)
             case Ended("released" | "withdrawn"):
-                self.drop(
-                    lease.secret
-                )  # this client released it: the answer to the release has not arrived yet
+                # This client released it: the answer to the release has not arrived yet.
+                self.drop(lease.secret)
             case Ended(reason):
                 lease.lose(reason)
             case Gone() | Waiting():

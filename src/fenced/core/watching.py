@@ -70,9 +70,8 @@ class LoopWatch:
             self.look_at = math.inf
             return None
         seconds, every = now - self._asked_at, min(ttl / 6, LOOK_SECONDS_MAX)
-        if (
-            now < self._asked_at + NOTICED_SECONDS
-        ):  # as `look_at` was computed: a difference may round to less
+        if now < self._asked_at + NOTICED_SECONDS:
+            # As `look_at` was computed: a difference may round to less.
             self.look_at = self._asked_at + NOTICED_SECONDS
             return None
         self.look_at = now + max(every, NOTICED_SECONDS)

@@ -302,8 +302,7 @@ def _path(environ: Environ) -> str:
 def _respond(start_response: StartResponse, answered: Problem) -> Iterable[bytes]:
     """Answer. The body of the request is not read, however long it is."""
     known = answered.status in _STATUSES
-    phrase = (
-        HTTPStatus(answered.status).phrase if known else "Unknown"
-    )  # a kept reply may have one of its own
+    # A kept reply may have one of its own.
+    phrase = HTTPStatus(answered.status).phrase if known else "Unknown"
     start_response(f"{answered.status} {phrase}", list(answered.headers))
     return [answered.body]

@@ -250,9 +250,8 @@ class LeaseAlgorithm:
     def _enqueue(self, row: AttemptRow, free_at: int, ahead: int, claims: Sequence[AttemptRow]) -> Waiting:
         row = row._replace(ticket=self.rows.next_ticket())
         answer = self._wait(row, free_at, ahead, claims)
-        self.rows.enqueue(
-            row
-        )  # after its row, and before the sweep: no queue ever names an attempt without a row
+        # After its row, and before the sweep: no queue ever names an attempt without a row.
+        self.rows.enqueue(row)
         self._sweep(row.id, SWEEP_AT_ENTRY)
         return answer
 

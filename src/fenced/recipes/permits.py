@@ -78,9 +78,8 @@ class PermitRequest:
         while True:
             taken = await self._taken(engine)
             if free := [name for name in self.permits if name not in taken]:
-                with contextlib.suppress(
-                    NotGranted
-                ):  # an earlier holder of the gate, which has lost it, was faster
+                with contextlib.suppress(NotGranted):
+                    # An earlier holder of the gate, which has lost it, was faster.
                     return await engine.acquire(LeaseRequest((free[turn % len(free)],), self.ttl, 0.0))
             # Waiting for the one that was granted first: it is the likeliest to be given back first. If another one is,
             # the next look finds it.

@@ -87,9 +87,8 @@ class AioRuntime:
     def forked(self) -> None:
         """Start with new threads and no loop, at first and in a forked child, which has none of its parent's."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._threads = ThreadPoolExecutor(
-            1, "fenced"
-        )  # one thread: calls run in the order in which they were made
+        # One thread: calls run in the order in which they were made.
+        self._threads = ThreadPoolExecutor(1, "fenced")
         self._urgent = ThreadPoolExecutor(1, "fenced-urgent")
 
     def _same_loop(self) -> asyncio.AbstractEventLoop:
@@ -180,9 +179,8 @@ class AioRuntime:
         if loop is None or loop is _running_loop():
             call(*args)
         else:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the loop is closed: nothing of the program runs there any more
+            with contextlib.suppress(RuntimeError):
+                # The loop is closed: nothing of the program runs there any more.
                 loop.call_soon_threadsafe(call, *args)
 
     def pulse(self) -> LoopPulse:

@@ -171,9 +171,8 @@ async def send(link: SocketLike, data: bytes, runtime: Runtime, until: float) ->
 
 async def receive(link: SocketLike, runtime: Runtime, until: float, count: int = READ_BYTES) -> bytes:
     """The next bytes, at most `count`; none if the other end has closed the connection."""
-    wait = not isinstance(
-        link, ssl.SSLSocket
-    )  # TLS may have read bytes from the socket that it has not returned yet
+    # TLS may have read bytes from the socket that it has not returned yet.
+    wait = not isinstance(link, ssl.SSLSocket)
     while True:
         passed = runtime.now() >= until
         late = wait and not await runtime.readable(link, until)

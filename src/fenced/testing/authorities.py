@@ -138,9 +138,8 @@ async def the_same_attempt_gets_the_same_grant(h: AuthorityHarness) -> None:
     await h.pass_time(1.0)
     again = await granted(b, ask)
     ensure(again.token == first.token, "the same token")
-    if all(
-        trait.key != "own-memory" for trait in a.traits
-    ):  # there, the client that answers has taken it over
+    if all(trait.key != "own-memory" for trait in a.traits):
+        # There, the client that answers has taken it over.
         ensure(again.remaining <= first.remaining - 1.0, "an ask renews nothing")
     other = Ask(ask.secret, ("another",), ask.ttl, ask.holder)
     await raises(Misuse, a.ask(other))

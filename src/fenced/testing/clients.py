@@ -127,9 +127,8 @@ async def a_client_learns_that_it_was_revoked(h: AuthorityHarness) -> None:
 async def a_client_gives_up_at_max_hold(h: AuthorityHarness) -> None:
     """A lease with `max_hold` is not renewed for ever, even if the body hangs."""
     client = lease_engine(await h.authority(), h.runtime)
-    lease = await client.acquire(
-        LeaseRequest.checked(["orders"], ttl=3, max_hold=1.2)
-    )  # renewed once, after 1 s
+    # Renewed once, after 1 s.
+    lease = await client.acquire(LeaseRequest.checked(["orders"], ttl=3, max_hold=1.2))
     lost = await lease.wait_lost(h.runtime.now() + 30.0)
     ensure(lost and lease.lost_reason == "max_hold", f"lost: {lease.lost_reason}")
     await client.close()

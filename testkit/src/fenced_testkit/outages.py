@@ -160,9 +160,8 @@ async def a_cut_renewal_is_repeated(h: OutageHarness) -> None:
         (answer,) = await a.renew([ask.secret])
         trigger.wait()
         limit = h.runtime.now() + 20.0
-        while (
-            isinstance(answer, Unknown) and h.runtime.now() < limit
-        ):  # the first request may still be running
+        while isinstance(answer, Unknown) and h.runtime.now() < limit:
+            # The first request may still be running.
             (answer,) = await a.renew([ask.secret])
         ensure(isinstance(answer, Kept), f"{fault.name}: kept, not {answer}")
 
@@ -424,9 +423,8 @@ async def a_late_copy_of_a_refused_ask_is_granted_to_nobody(h: OutageHarness) ->
     late = h.proxy.on(h.words["ask"], Fault.CUT_AND_HOLD)
     await raises(NotGranted, client.acquire(LeaseRequest.checked(["orders"], ttl=LONG, wait=0)))
     await holder.release(held)
-    if (
-        late.left
-    ):  # an authority that refuses after reading alone: the ask has sent nothing that could be granted
+    if late.left:
+        # An authority that refuses after reading alone: the ask has sent nothing that could be granted.
         late.disarm()
     else:
         late.deliver()
@@ -531,9 +529,8 @@ async def a_silent_server_keeps_nobody_past_its_wait(h: OutageHarness) -> None:
         try:
             await client.acquire(LeaseRequest.checked(["orders"], wait=SOON))
             break
-        except (
-            Unavailable
-        ):  # the reset has also cut off a connection that was just being made: nothing happened
+        except Unavailable:
+            # The reset has also cut off a connection that was just being made: nothing happened.
             ensure(h.runtime.now() < limit, "the client finds the server again")
             await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.05)
     await client.close()

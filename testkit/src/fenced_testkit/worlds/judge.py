@@ -91,17 +91,15 @@ class Judge:
     keep_lateness: float = 0.0
     delay_noticed: bool = False
     """Whether a lock_delay counts only from when somebody asks for the name."""
-    delays: dict[str, float] = field(
-        default_factory=dict
-    )  # by name: that of the last holder that has expired
+    # By name: that of the last holder that has expired.
+    delays: dict[str, float] = field(default_factory=dict)
     fifo: bool = True
     """Whether waiters are granted in the order in which they were queued."""
     _returned: dict[str, int] = field(default_factory=dict)
     marks: dict[str, Mark] = field(default_factory=dict)
     acknowledged: dict[str, list[str]] = field(default_factory=dict)
-    progress: dict[str, tuple[float, Process]] = field(
-        default_factory=dict
-    )  # by worker: when, and where it runs
+    # By worker: when, and where it runs.
+    progress: dict[str, tuple[float, Process]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -151,9 +151,8 @@ class Renewing:
             return None
         target = self._wakeups.target(attempt.public)
         blocked = target is not None and target.key in found
-        if (
-            not blocked
-        ):  # the key that it watched is gone, or it watched none: whatever is ahead now is watched
+        if not blocked:
+            # The key that it watched is gone, or it watched none: whatever is ahead now is watched.
             blocked = (await self._asking.look_ahead(attempt, until)).blocker is not None
         return Waiting(float(attempt.lease.seconds) if blocked else 0.0)
 

@@ -65,9 +65,8 @@ def _release(path: Path) -> None:
             _ledgers[key] = (ledger, users - 1)
         else:
             ledger.close()
-            del _ledgers[
-                key
-            ]  # after it: if closing is interrupted, the next client of this process finds the ledger
+            # After it: if closing is interrupted, the next client of this process finds the ledger.
+            del _ledgers[key]
 
 
 class LedgerAuthority(RowAuthority):
@@ -270,9 +269,8 @@ class LedgerAuthority(RowAuthority):
 
     async def _snapshot(self) -> None:
         if (ledger := self._ledger) is not None:
-            await self._runtime.call(
-                ledger.snapshot_if_due, urgent=True
-            )  # not behind the writes, which go on meanwhile
+            # Not behind the writes, which go on meanwhile.
+            await self._runtime.call(ledger.snapshot_if_due, urgent=True)
 
     # The contract.
 

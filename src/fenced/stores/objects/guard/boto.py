@@ -48,9 +48,8 @@ class BotoBucket:
             reply = await self._send("put_object", Key=self._prefix + key, Body=body, **condition)
         except self._failures as error:
             status, code, sent_once = answer_in(error)
-            if (
-                status and not sent_once
-            ):  # this is the answer to a retry by boto3: the first try may have happened
+            if status and not sent_once:
+                # This is the answer to a retry by boto3: the first try may have happened.
                 raise Indeterminate(f"the first reply was lost, and a retry was answered: {error}") from error
             if status in (409, 412) or code in _MISSING:
                 return None

@@ -129,9 +129,8 @@ class PostgresqlAuthority:
 
     async def _reach(self, conninfo: str, until: float, alive: set[LibpqConnection]) -> LibpqConnection:
         session = await LibpqConnection.connect(conninfo, self._runtime, self.url, until, alive)
-        if (
-            self._abandoned
-        ):  # while this connection was being made: `abandon` did not see it, so close it here
+        if self._abandoned:
+            # While this connection was being made: `abandon` did not see it, so close it here.
             session.close()
             raise Unavailable(f"{self.url}: this client was dropped")
         return session

@@ -129,9 +129,8 @@ class PostgresqlClaims:
         if ends is not None:
             sets += ["claim_holder = NULL", *self._ends(ends, columns)]
         number = write_number(row.token, count)
-        sets.append(
-            f"claim_write = {values.add(number)}"
-        )  # a parameter: the driver prepares the statement once
+        # A parameter: the driver prepares the statement once.
+        sets.append(f"claim_write = {values.add(number)}")
         # A repeat must not be applied again: then the row carries the same number, and nothing matches.
         unless = f" AND claim_write < {number}" if repeat else ""
         if ends is not None and ends.held_by is not None:

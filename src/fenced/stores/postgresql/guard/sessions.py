@@ -127,9 +127,8 @@ class PsycopgSession:
             return cursor.fetchall() if cursor.description else []
 
     async def notified(self, channel: str, payload: str, seconds: float) -> bool | None:
-        if (
-            not self.connection.autocommit
-        ):  # LISTEN begins with the COMMIT, and notifications come between transactions
+        if not self.connection.autocommit:
+            # LISTEN begins with the COMMIT, and notifications come between transactions.
             return None
         await self._execute(f"LISTEN {channel}".encode())
         return any(
@@ -279,9 +278,8 @@ class AsyncpgSession:
 
     async def rollback(self) -> None:
         if self.state() == "idle":
-            with suppress(
-                Exception
-            ):  # a cancelled BEGIN may have run: the reply to a statement shows the state
+            with suppress(Exception):
+                # A cancelled BEGIN may have run: the reply to a statement shows the state.
                 await self.connection.execute("SELECT 1")
         if self.state() == "open":
             await self.connection.execute("ROLLBACK")

@@ -207,9 +207,8 @@ class ClientChannel:
             reply, confirmations = await self._read(connection), await self._read(connection)
         except exceptions.RedisError as error:
             return self.replied(error)
-        except (
-            BaseException
-        ):  # interrupted or cancelled: a reply may still come, which would be taken for the next
+        except BaseException:
+            # Interrupted or cancelled: a reply may still come, which would be taken for the next.
             await self._done(connection.disconnect(**_AT_ONCE[self.colour]))
             raise
         return self.confirmed(reply, confirmations)

@@ -163,9 +163,8 @@ class RedisWire:
         """Notice that the server has ended an idle connection, for a request that must not be sent twice."""
         if self._stream is not None:
             try:
-                ended = bool(
-                    self._stream.read_available()
-                )  # bytes that nobody asked for: do not trust the rest
+                # Bytes that nobody asked for: do not trust the rest.
+                ended = bool(self._stream.read_available())
             except OSError:
                 ended = True
             if ended:

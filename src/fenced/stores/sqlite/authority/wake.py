@@ -83,9 +83,8 @@ class Wakes:
 
     def received(self) -> list[str]:
         """The public ids that have arrived, without waiting."""
-        receiver = (
-            self._receiver
-        )  # read once: `close` may take it away meanwhile, and a closed one raises OSError
+        # Read once: `close` may take it away meanwhile, and a closed one raises OSError.
+        receiver = self._receiver
         received: list[str] = []
         while receiver is not None and len(received) < 1000:
             try:

@@ -59,9 +59,8 @@ def _expression(spec: Spec, row: str, rowid_alias: str | None) -> str:
     for piece, is_column in spec.pieces:
         if not is_column:
             parts.append(literal(piece))
-        elif (
-            spec.whole
-        ):  # || turns it into text without collation or affinity: names are compared byte by byte
+        elif spec.whole:
+            # || turns it into text without collation or affinity: names are compared byte by byte.
             parts.append(f"({row}.\"{piece}\" || '')")
         elif piece == rowid_alias:
             parts.append(f'{row}."{piece}"')

@@ -195,9 +195,8 @@ class LockDelays:
         if not found:
             return 0.0
         paths = [self.nodes.paths.delay(name, public) for public, name in found]
-        here = (
-            self.runtime.now()
-        )  # before the leader's clock is read: a slow reply must not shorten the delay
+        # Before the leader's clock is read: a slow reply must not shorten the delay.
+        here = self.runtime.now()
         *replies, clock = await call.exchange(*map(jute.get_data, paths), self.nodes.tick())
         there = self.nodes.time(clock)
         remaining, writes = 0.0, []
