@@ -111,10 +111,19 @@ def test_files_and_functions_are_small() -> None:
     assert not exceptions.keys() - found.keys(), "these are no exceptions any more"
 
 
-def test_what_is_counted_apart_exists() -> None:
+def test_files_that_are_counted_apart_exist() -> None:
     """Else what was moved or renamed would be counted with the rest, or not at all."""
     named = [ROOT / folder / path for where in YOUNGER.values() for folder in where for path in where[folder]]
     assert [path for path in named if not path.exists()] == []
+
+
+def test_names_of_tests_say_what_happens() -> None:
+    """`test_who_waits` and `test_what_is_refused` name neither the actor nor the outcome."""
+    relative = re.compile(r"def (test_(?:who|what|whoever|whatever|whose|whom)_\w+)")
+    found = [
+        name for path in (ROOT / "tests").rglob("test_*.py") for name in relative.findall(path.read_text())
+    ]
+    assert not found
 
 
 def test_only_the_cli_and_the_drills_print() -> None:

@@ -36,6 +36,6 @@ def test_it_reads_any_stamp(seq: int | None, said: str) -> None:
     assert json.loads(run("read", str(stamp), "--json"))["announces"] is (seq == 0)
 
 
-def test_what_is_no_stamp_is_refused() -> None:
+def test_a_text_that_is_no_stamp_is_refused() -> None:
     with pytest.raises(fenced.InvalidStamp):
         run("read", "1:2")

@@ -209,7 +209,7 @@ def test_the_picture_has_a_lane_for_each_lease() -> None:
 # The audit.
 
 
-def test_what_is_wanted() -> None:
+def test_decisions_are_chosen_by_name_token_time_and_verdict() -> None:
     found = merged([audit(STALE, replace(STALE, name="x", at=NOON))], Wanted())
     assert [each.name for _, each in found] == ["x", NAME]
     assert STALE in Wanted(name="orders/*", token=33, since=NOON, verdict="stale")

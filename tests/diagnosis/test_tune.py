@@ -69,7 +69,7 @@ def test_a_recording_of_a_meter_that_was_killed_counts_as_far_as_it_was_noted(tm
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_predicted_happens_in_the_simulated_runtime(kind: str) -> None:
+def test_predictions_come_true_in_the_simulated_runtime(kind: str) -> None:
     """`python -m evidence.pauses.replay` does it for every ttl, with more losses."""
     found = compared(Recording.read(HERE / f"{kind}.jsonl"), 1.0, events=80)
     assert found is not None and found.expected >= 20

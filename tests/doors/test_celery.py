@@ -236,7 +236,7 @@ def test_a_refusal_is_never_retried(door: Door, error: fenced.FencedError) -> No
     assert stored == ("FAILURE" if isinstance(error, fenced.MissingStamp) else "PENDING")
 
 
-def test_what_is_wrong_is_misuse(door: Door) -> None:
+def test_a_wrong_declaration_is_misuse(door: Door) -> None:
     task = door.task(lambda _: "done")
     with pytest.raises(Misuse, match="bind=True"):
         task(42)

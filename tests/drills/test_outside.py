@@ -94,7 +94,7 @@ def overtaken(shop: Path, program: str, **options: Any) -> Any:
     ("before", "stop_at"),
     [("", "start"), (STOPS, "itself"), ("import time; time.sleep(2)", "begins")],
 )
-def test_what_a_stopped_worker_wrote_late_is_handed_back(shop: Path, before: str, stop_at: str) -> None:
+def test_a_late_write_of_a_stopped_worker_is_handed_back(shop: Path, before: str, stop_at: str) -> None:
     late = overtaken(shop, SQLITE.replace("{before}", before), stop_at=stop_at)
     assert (late.verdict, late.before, late.after) == ("held", 10, 10), late
     (record,) = late.refused

@@ -52,7 +52,7 @@ def test_no_story_is_left_out() -> None:
     assert declared == {each.name for each in STORIES} == DRILLS.keys() - {"storm", "set"}
 
 
-def test_what_the_stories_need_is_here() -> None:
+def test_the_programs_of_the_stories_are_here() -> None:
     """Else they would be inconclusive, and `make test` installs it."""
     assert shutil.which("javac") and os.path.exists(JDBC)
 

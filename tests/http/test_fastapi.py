@@ -145,7 +145,7 @@ async def test_an_authority_that_cannot_be_reached_is_503(shop: Shop) -> None:
         assert (await http.post("/orders/42/sell")).status_code == 503
 
 
-async def test_what_is_no_row_is_422(shop: Shop) -> None:
+async def test_a_path_without_a_row_is_422(shop: Shop) -> None:
     async with caller(shop) as http:
         assert (await http.post("/orders/forty-two/sell")).status_code == 422
 

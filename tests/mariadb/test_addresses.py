@@ -51,7 +51,7 @@ def test_user_password_and_database_are_decoded() -> None:
         ("mariadb://app:hunter2@h:port/shop", "one looks like"),
     ],
 )
-def test_what_is_no_address_is_misuse(url: str, message: str) -> None:
+def test_a_text_that_is_no_address_is_misuse(url: str, message: str) -> None:
     with pytest.raises(Misuse, match=message) as caught:
         MariadbAddress(url)
     assert "hunter" not in str(caught.value)

@@ -128,7 +128,7 @@ def test_by_tls_and_by_socket(colour: Colour, mariadb_tls_server: MariadbServer)
         ("/mysql", "/mysql?ssl=true", Misconfigured, "certificate is not trusted"),
     ],
 )
-def test_what_a_retry_cannot_mend_is_misconfigured(
+def test_an_error_that_a_retry_cannot_mend_is_misconfigured(
     colour: Colour,
     part: str,
     instead: str,

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "monitoring"
 
 
-def test_what_is_deployed_is_what_the_command_prints() -> None:
+def test_the_deployed_alerts_are_those_that_the_command_prints() -> None:
     for what, name in (
         ("rules", "alerts.yml"),
         ("scrape", "prometheus.yml"),

@@ -33,7 +33,7 @@ def looking(guards: list[str], authorities: list[str] = []) -> Iterator[Exporter
         each.stop()
 
 
-def test_what_it_shows_is_what_the_stores_hold(tmp_path: Path) -> None:
+def test_the_exporter_shows_what_the_stores_hold(tmp_path: Path) -> None:
     authority, guard = f"sqlite:///{tmp_path}/leases.db", f"sqlite:///{tmp_path}/values.db"
     with fenced.Client(authority) as client, fenced.Values(guard) as values:
         with client.hold("a") as old:

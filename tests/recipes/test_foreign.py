@@ -117,6 +117,8 @@ def test_every_source_says_when_its_numbers_could_repeat() -> None:
         ("zookeeper-sequence", 2**31, "x", "best-effort"),
     ],
 )
-def test_what_makes_no_stamp_is_misuse(source: str, number: int, holder: str, guarantee: str) -> None:
+def test_a_number_that_makes_no_stamp_is_misuse(
+    source: str, number: int, holder: str, guarantee: str
+) -> None:
     with pytest.raises(fenced.Misuse):
         fenced.Stamp.foreign(source, "main", "a", number, holder, guarantee=guarantee)

@@ -316,7 +316,7 @@ def test_the_title_counts_while_nobody_looks(new_page: NewPage, tmp_path: Path) 
         expect(page.locator("#live")).to_have_text("live")
 
 
-def test_what_needs_attention(opened: Opened, site: Site) -> None:
+def test_names_that_need_attention_are_shown(opened: Opened, site: Site) -> None:
     """A guard that does not answer, and writers without a stamp: who they are, and that axe finds nothing."""
     site.orders.write_unstamped()
     page = opened(site.cast())
@@ -496,7 +496,9 @@ def test_a_store_that_does_not_answer(new_page: NewPage) -> None:
         expect(notices).to_be_hidden()
 
 
-def test_who_has_which_row(new_page: NewPage, postgresql_url: str, tmp_path: Path) -> None:
+def test_claimed_rows_are_shown_with_their_workers(
+    new_page: NewPage, postgresql_url: str, tmp_path: Path
+) -> None:
     """Claims in PostgreSQL and in SQLite: a dead letter, a row that has come back, and a worker with its row."""
     where = f"sqlite://{tmp_path}/jobs.db"
     options = ("--guard", postgresql_url, "--guard", where)

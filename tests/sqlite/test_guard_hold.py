@@ -51,7 +51,7 @@ def test_one_block_leases_announces_and_commits(db: sqlite3.Connection, url: str
         assert leases.holder("orders/42") is None and qty(db) == 9
 
 
-def test_what_raises_is_rolled_back_and_the_name_is_free(db: sqlite3.Connection, url: str) -> None:
+def test_a_block_that_raises_is_rolled_back_and_frees_the_name(db: sqlite3.Connection, url: str) -> None:
     with fenced.Client(url) as leases:
         with pytest.raises(ZeroDivisionError), ORDERS.hold(leases, db, id=42):
             db.execute("UPDATE orders SET qty = 9 WHERE id = 42")

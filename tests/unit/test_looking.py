@@ -40,7 +40,7 @@ class Counted:
         monkeypatch.setattr(client._authority, "observe", counted)
 
 
-def test_who_holds_a_name(url: str) -> None:
+def test_the_holder_of_a_name_is_found(url: str) -> None:
     with fenced.Client(url, label="billing") as one, fenced.Client(url) as two:
         assert two.holder("orders/42") is None
         with one.hold("orders/42") as lease:
@@ -127,7 +127,7 @@ def test_a_late_answer_does_not_replace_a_newer_one() -> None:
     assert seen.of("a") == (2, new.grant, 7.0)
 
 
-def test_what_is_seen_is_bounded() -> None:
+def test_only_so_many_holders_are_remembered() -> None:
     seen, by = SeenHolders(), HeldBy(Holder("0" * 32, "", "", 1), 1, "0" * 32, 1.0)
     for number in range(REMEMBERED_MAX + 5):
         seen.saw(f"orders/{number}", by, float(number))
