@@ -18,14 +18,17 @@ COUNTED = ("src/fenced", "testkit/src", "tests")
 YOUNGER: dict[str, dict[str, tuple[str, ...]]] = {
     "claims on rows, and jobs on them": {
         "src/fenced": (
-            *("work", "celery.py", "cli/work.py", "guards/claims.py"),
+            *("work", "celery.py", "fastapi.py", "cli/work.py", "guards/claims.py"),
             *(
                 f"stores/{store}/guard/{file}.py"
                 for store in ("sqlite", "postgresql")
                 for file in ("claims", "claiming")
             ),
         ),
-        "tests": ("work", "doors", "examples", "docs/test_reviewer.py"),
+        "tests": (
+            *("work", "doors", "examples", "docs/test_reviewer.py", "http/test_fastapi.py"),
+            "walk/extras/with_celery.py",
+        ),
     },
     "once": {"src/fenced": ("client/once.py", "cli/once.py", "values/ticks.py"), "tests": ("once",)},
     "renewals off the loop": {
@@ -51,7 +54,10 @@ YOUNGER: dict[str, dict[str, tuple[str, ...]]] = {
             *("metrics", "monitoring", "core/asked.py", "client/operated.py", "cli/alerts.py"),
             *("cli/exporter.py", "guards/remembered.py", "service/minutes.py"),
         ),
-        "tests": ("metrics", "unit/test_remembered.py", "unit/test_keeper_events.py"),
+        "tests": (
+            *("metrics", "unit/test_remembered.py", "unit/test_keeper_events.py", "service/test_hot.py"),
+            "walk/extras/with_opentelemetry.py",
+        ),
     },
     "diagnosis": {
         "src/fenced": (
@@ -62,12 +68,13 @@ YOUNGER: dict[str, dict[str, tuple[str, ...]]] = {
         "tests": ("diagnosis",),
     },
     "recipes, and tokens of other locks": {
-        "src/fenced": ("recipes", "values/foreign.py", "cli/stamp.py"),
+        "src/fenced": ("recipes", "client/looking.py", "values/foreign.py", "cli/stamp.py"),
         "tests": (
             "recipes",
             "evidence/test_elections.py",
             "evidence/test_election_worlds.py",
-            "cli/test_stamp.py",
+            *("evidence/test_replicas.py", "cli/test_stamp.py", "unit/test_looking.py"),
+            "sqlite/test_guard_hold.py",
         ),
     },
     "a drill for every failure": {
