@@ -44,6 +44,7 @@ from evidence import (
     service_memory,
     service_requests,
     service_waiters,
+    walks,
     worlds,
     zookeeper_search,
 )
@@ -261,6 +262,7 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "replicas": lambda _: replicas.run(),
     "once": lambda _: once.run(),
     "alerts": lambda _: alerts.run(),
+    "walks": lambda _: walks.run(),
     "bench": lambda _: bench(),
 }
 
