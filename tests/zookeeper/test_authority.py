@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import re
 import secrets
 import time
 
@@ -419,6 +420,24 @@ def test_a_forked_child_leaves_its_parents_sessions_alone(zookeeper_url: str) ->
         lease.release()
         with client.hold("orders"):
             pass
+
+
+@pytest.mark.xdist_group("zookeeper")
+def test_the_keeper_of_an_event_loop_renews_in_the_sessions_of_its_client() -> None:
+    """A session belongs to one connection: one of the keeper's own would hold none of the client's nodes."""
+    with ZooKeeperServer() as server:
+
+        def sessions() -> set[str]:
+            return set(re.findall(r"sid=(0x[0-9a-f]+)", server.four_letter("cons")))
+
+        async def block() -> None:
+            async with fenced.AsyncClient(server.url()) as client, client.hold("orders", ttl=3) as lease:
+                before = sessions()
+                time.sleep(2 * lease.ttl)
+                assert before == sessions()
+                lease.check()
+
+        asyncio.run(block())
 
 
 def test_one_event_loop_after_another(zookeeper_url: str) -> None:
