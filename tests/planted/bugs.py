@@ -38,7 +38,6 @@ from fenced.values.model import (
     Busy,
     Credential,
     Ended,
-    Granted,
     Kept,
     ReleaseAnswer,
     Released,
@@ -557,25 +556,17 @@ class MaxHoldIsForgotten(GrantState):
         self.deadline = timing.local_deadline(sent, remaining)
 
 
-def engine_with(hold_type: type[GrantState]) -> type[LeaseEngine]:
-    class EngineWithBug(LeaseEngine):
-        def _take(
-            self, request: Any, ask: Ask, granted: Granted, sent: float, realm: str
-        ) -> GrantState | None:
-            return hold_type(
-                self.runtime,
-                realm=realm,
-                names=ask.names,
-                secret=ask.secret,
-                granted=granted,
-                sent=sent,
-                jitter=self.keeper.jitter,
-                max_hold=request.max_hold,
-                at_least_for=request.at_least_for,
-                on_end=self._ended,
-            )
+class RenewedByTheWholeTtl(GrantState):
+    """A lease of which little is left when it is granted, because an answer was lost, is renewed as late as a whole
+    one."""
 
-    return EngineWithBug
+    def _set_times(self, sent: float, remaining: float) -> None:
+        super()._set_times(sent, remaining)
+        self.renew_at = sent + timing.renew_after(self.ttl, self._jitter)
+
+
+def engine_with(grant_type: type[GrantState]) -> type[LeaseEngine]:
+    return type(grant_type.__name__, (LeaseEngine,), {"grant_type": grant_type})
 
 
 class GivenUpIsForgotten(LeaseEngine):

@@ -84,6 +84,22 @@ class NothingAnnounced(Site):
     announces = False
 
 
+class LosingAnswers(MemoryBackend):
+    """An ask is tried again after a second. So if an answer was lost, the next one tells of a quarter of the ttl."""
+
+    ttls = (1.3,)
+
+
+class Losing(Site):
+    """Many messages are lost, and none is late."""
+
+    backend_type = LosingAnswers
+    waits = (None,)
+
+    def draw_faults(self) -> Faults:
+        return replace(super().draw_faults(), loss=0.3, delay_max=0.002)
+
+
 def with_store(bug: type[LeaseAlgorithm] | type[MemoryRows]) -> type[Site]:
     return with_backend(bug, type(bug.__name__, (MemoryBackend,), {"store_type": bugs.store_with(bug)}))
 
@@ -96,8 +112,8 @@ def with_engine(bug: type[LeaseEngine]) -> type[Site]:
     return type(bug.__name__, (Site,), {"engine_type": bug, "__doc__": bug.__doc__})
 
 
-def with_hold(bug: type[GrantState]) -> type[Site]:
-    return type(bug.__name__, (Site,), {"engine_type": bugs.engine_with(bug), "__doc__": bug.__doc__})
+def with_hold(bug: type[GrantState], site_type: type[Site] = Site) -> type[Site]:
+    return type(bug.__name__, (site_type,), {"engine_type": bugs.engine_with(bug), "__doc__": bug.__doc__})
 
 
 PLANTED: list[type[Site]] = [
@@ -123,6 +139,7 @@ PLANTED: list[type[Site]] = [
     with_hold(bugs.LossIsNotFinal),
     with_hold(bugs.NoMargin),
     with_hold(bugs.MaxHoldIsForgotten),
+    with_hold(bugs.RenewedByTheWholeTtl, Losing),
     with_engine(bugs.AtLeastForIsForgotten),
     with_engine(bugs.InterruptedIsForgotten),
     with_engine(bugs.InterruptedWaitsForTheServer),

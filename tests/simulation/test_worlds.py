@@ -48,7 +48,7 @@ FOUND_IN = {
     "LockDelayIsIgnored": 8,
     "LossIsNotFinal": 42,
     "MarksAreNotDurable": 7,
-    "NoMargin": 16,
+    "NoMargin": 11,
     "NoTombstone": 11,
     "NothingAnnounced": 17,
     "OpenConnectionsAreBelieved": 14,

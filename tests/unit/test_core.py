@@ -33,6 +33,16 @@ class Deaf(MemoryAuthority):
     fails: type[Unavailable] | type[Indeterminate] | None = None
     hangs = False
     tried = 0
+    loses = 0.0
+    """The next answer to an ask is lost, and its client learns so after this many seconds."""
+
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
+        answer = await super().ask(ask, until)
+        if seconds := self.loses:
+            self.loses = 0.0
+            await self._runtime.wait(self._runtime.wakeup(), self._runtime.now() + seconds)
+            raise Indeterminate("no answer")
+        return answer
 
     async def _reach(self, until: float | None) -> None:
         self.tried += 1
@@ -104,6 +114,21 @@ def test_a_closed_client_renews_nothing(engine_type: type[LeaseEngine]) -> None:
 
 async def sleep(runtime: SimulatedRuntime, seconds: float) -> None:
     await runtime.wait(runtime.wakeup(), runtime.now() + seconds)
+
+
+@in_a_world
+async def test_a_lease_of_which_little_is_left_is_renewed_before_it_ends(
+    engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime
+) -> None:
+    """The answer to its first ask was lost, and the second one was told of a fifth of its ttl: less than the time
+    after which a whole one is renewed."""
+    authority.loses = 4.0
+    hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=5))
+    assert 0.5 < hold.remaining() < 1.0 and hold.state is State.HELD
+    await sleep(runtime, 0.8)
+    assert hold.remaining() > 4.0
+    await sleep(runtime, 60)
+    assert hold.state is State.HELD
 
 
 @in_a_world

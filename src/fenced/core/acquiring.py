@@ -98,6 +98,8 @@ class LeaseRequest:
 class LeaseEngine:
     """Acquires and releases the leases of one client, and owns its keeper, listener and settler."""
 
+    grant_type: type[GrantState] = GrantState
+
     def __init__(
         self,
         authority: Authority,
@@ -307,7 +309,7 @@ class LeaseEngine:
         """Turn the answer into a lease; None if the answer took so long that the lease has already expired."""
         if not 1 <= granted.token <= TOKEN_MAX:
             raise InvariantBroken(f"the authority minted {granted.token}")
-        lease = GrantState(
+        lease = self.grant_type(
             self.runtime,
             realm=realm,
             names=ask.names,

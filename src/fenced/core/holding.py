@@ -73,8 +73,10 @@ class GrantState:
         self.confirmed = sent
         deadline = timing.local_deadline(sent, remaining)
         self.deadline = deadline if self.hold_until is None else min(deadline, self.hold_until)
-        self.overdue = sent + timing.overdue_after(self.ttl)
-        self.renew_at = sent + timing.renew_after(self.ttl, self._jitter)
+        # An ask whose answer was lost, and which is tried again, is told of what is left by then.
+        left = min(self.ttl, remaining)
+        self.overdue = sent + timing.overdue_after(left)
+        self.renew_at = sent + timing.renew_after(left, self._jitter)
 
     @property
     def due(self) -> float:

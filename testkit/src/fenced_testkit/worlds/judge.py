@@ -170,6 +170,11 @@ class Judge:
         self.under_way[call] = None
         return call
 
+    def is_in_a_call(self, process: Process, what: Sequence[str], before: float) -> bool:
+        """Whether one of these calls of a process began before then, and is still under way."""
+        calls = (call for call in self.under_way if call.process is process and call.what in what)
+        return any(call.began <= before for call in calls)
+
     def dropped(self, call: CallUnderWay) -> None:
         """Its caller was cancelled or interrupted."""
         self.under_way.pop(call, None)
@@ -282,6 +287,7 @@ class Judge:
         """So much time has passed that the authority may have forgotten every attempt that had ended or lapsed."""
         self.places.clear()
         self.over.clear()
+        self.token_of.clear()  # an ask that is tried again makes its attempt anew
         self.observed.jumped()
 
     # The guard's decisions, at the time they are made.

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 DRIFT = 0.01
 """How much of a duration a drifting clock may take away from it. More than any clock of a world drifts."""
 
+RENEWING = ("open", "renew")
+"""The calls of a keeper. It makes one after the other."""
+
 ANSWERS_AGAIN = 4.0
 """So many seconds after the faults have ended, every server has answered every client."""
 
@@ -222,6 +225,8 @@ class Observed:
         mine = self._all[public]
         if keeper.paused_since(mine.granted) or self._opened.get(keeper, -math.inf) >= mine.granted:
             return
+        if self._judge.is_in_a_call(keeper, RENEWING, mine.granted):
+            return  # it had begun to open its authority, or to renew others, and has got no answer since
         if mine.tries == 0 and mine.kept < deadline:
             self._judge.broken("L8", f"{public[:6]} expired, and nobody had tried to renew it")
         soon = mine.failed + 2 * timing.retry_after(mine.ttl)
