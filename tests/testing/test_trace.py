@@ -128,6 +128,42 @@ def test_an_attempt_that_was_forgotten_begins_anew() -> None:
         checked((*told, asks(C, late + 2.0, "waiting")))
 
 
+def test_a_place_that_was_forgotten_while_its_last_answer_was_under_way_is_another_one() -> None:
+    """The client stood still. It was granted nothing meanwhile, and others were; then it asked again."""
+    late = 2.0 + timing.remember_for(10.0) + 100.0
+    stood_still = (
+        asks(A, 0.0, "granted", 1),
+        asks(B, 1.0, "waiting"),
+        call("renew", B, 2.0, "waiting", at=late),
+        call("release", A, 3.0, "released"),
+        asks(C, 20.0, "granted", 2),
+        call("release", C, 21.0, "released"),
+        asks("d" * 32, late, "granted", 3),
+        asks(B, late + 1.0, "waiting"),
+    )
+    assert checked(stood_still) == len(stood_still)
+    with pytest.raises(Deviation, match="waits for it since"):
+        checked((*stood_still[:4], asks(C, 5.0, "granted", 2)))
+
+
+def test_an_ask_that_is_tried_again_after_it_was_forgotten_is_granted_anew() -> None:
+    """Its client stood still, and others have had the name since."""
+    late = timing.remember_for(10.0) + 11.0
+    for again, allowed in ((late, True), (late - 20.0, False)):
+        anew = (
+            asks(A, 0.0, "granted", 1),
+            asks(B, 20.0, "granted", 2),
+            call("release", B, 21.0, "released"),
+            asks(A, again, "granted", 3),
+            asks(C, again + 1.0, "busy"),
+        )
+        if allowed:
+            assert checked(anew) == len(anew)
+        else:
+            with pytest.raises(Deviation, match="has two tokens"):
+                checked(anew)
+
+
 def test_an_operator_may_end_a_lease() -> None:
     forced = TracedCall("force", "", 2.0, names=("x",), token=1)
     with pytest.raises(Deviation, match="keeps it until"):

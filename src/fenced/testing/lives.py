@@ -86,9 +86,28 @@ class Promises:
         return 1e-6 if self.exact else timing.DRIFT_RATIO * sum(durations) + 2 * timing.DRIFT_SECONDS
 
 
+def lives_of(calls: Sequence[TracedCall]) -> list[list[TracedCall]]:
+    """The calls about one attempt, in the order in which they were sent, for each of its lives.
+
+    It has several if it expired so long ago that it is forgotten: then an ask makes it anew, under another token. A
+    renewal makes nothing. What an answer says was true soon after its call was sent, however late it arrived.
+    """
+    parts: list[list[TracedCall]] = [[]]
+    forgotten = NEVER
+    for call in calls:
+        if call.op == "ask" and call.sent > forgotten:
+            parts.append([])
+            forgotten = NEVER
+        parts[-1].append(call)
+        if call.answer in (*HELD, "waiting", "released"):
+            ttl = max(each.ttl for each in calls)  # only its asks say it
+            forgotten = call.sent + ttl + timing.remember_for(ttl)
+    return parts
+
+
 @dataclass
 class Life:
-    """One attempt. Bounds that end in `_by` are the latest moment, those in `_from` the earliest."""
+    """One life of an attempt. Bounds that end in `_by` are the latest moment, those in `_from` the earliest."""
 
     calls: Sequence[TracedCall]
     """In the order in which they were sent."""
@@ -122,18 +141,8 @@ class Life:
         return max(self.asked, by_ask, *waits)
 
     @cached_property
-    def _waits(self) -> list[TracedCall]:
-        """The answers that it waits, in its last place: one that lapsed so long ago that it is forgotten is another."""
-        found: list[TracedCall] = []
-        for call in self._answered("waiting"):
-            if found and call.sent > found[-1].at + timing.remember_for(self.ttl):
-                found = []
-            found.append(call)
-        return found
-
-    @cached_property
     def queued_by(self) -> float:
-        return min((call.at for call in self._waits), default=NEVER)
+        return min((call.at for call in self._answered("waiting")), default=NEVER)
 
     @cached_property
     def _leaves(self) -> list[TracedCall]:
@@ -179,7 +188,7 @@ class Life:
         """Until when it surely waits in its queues."""
         if self.queued_by == NEVER or self.forgiven:
             return -NEVER
-        places = [self._lasts(call, self.promises.place(self.ttl)) for call in self._waits]
+        places = [self._lasts(call, self.promises.place(self.ttl)) for call in self._answered("waiting")]
         ended = [call.sent for call in self._answered("ended", "gone", "released")]
         return min([max(places), self.left_from, self.granted_from if self.token else NEVER, *ended])
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fenced.testing.lives import HELD, NEVER, OVER, Deviation, Life, Promises, TracedCall
+from fenced.testing.lives import HELD, NEVER, OVER, Deviation, Life, Promises, TracedCall, lives_of
 from fenced.values import timing
 from fenced.values.model import (
     Ask,
@@ -67,7 +67,11 @@ class Trace:
                 forced.setdefault(call.token, call.sent)
             else:
                 found[call.attempt].append(call)
-        lives = [Life(calls, self.promises, calls[0].sent < self.forgiven) for calls in found.values()]
+        lives = [
+            Life(calls, self.promises, calls[0].sent < self.forgiven)
+            for attempt in found.values()
+            for calls in lives_of(attempt)
+        ]
         for life in lives:
             life.forced_from = forced.get(life.token, NEVER)
         return lives
@@ -207,7 +211,7 @@ def check_tokens(lives: Sequence[Life], promises: Promises) -> None:
     owners: dict[tuple[str, int], Life] = {}
     for life in granted:
         for scope in life.names if promises.per_name else ("",):
-            if (other := owners.setdefault((scope, life.token), life)) is not life:
+            if (other := owners.setdefault((scope, life.token), life)).id != life.id:
                 raise Deviation(f"token {life.token} was granted to {other.id[:6]} and to {life.id[:6]}")
     since: Callable[[Life], float] = lambda life: life.asked if promises.per_name else life.granted_from  # noqa: E731
     handed_out = Highest((life.granted_by, life.token, life) for life in granted)
