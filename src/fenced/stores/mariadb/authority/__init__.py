@@ -1,0 +1,1 @@
+"""The mariadb authority: see authority.py."""
