@@ -164,6 +164,24 @@ def test_an_ask_that_is_tried_again_after_it_was_forgotten_is_granted_anew() -> 
                 checked(anew)
 
 
+def test_an_end_is_remembered_until_the_attempt_is_made_anew() -> None:
+    """Of calls that are under way together some may be told of the old life, and some of the new one."""
+    late = 1.0 + 10.0 + timing.remember_for(10.0) + 5.0
+    known = asks(B, late, "ended", reason="expired", at=late)
+    gone = call("renew", B, late + 1.0, "gone", at=late + 1.0)
+    assert checked(
+        (asks(A, 0.0, "granted", 1, at=0.0), asks(B, 1.0, "waiting", at=1.0), known, gone), exact=True
+    )
+    together = (
+        asks(A, 0.0, "granted", 1),
+        asks(B, 1.0, "waiting"),
+        asks("d" * 32, late - 1.0, "granted", 2),
+        asks(B, late, "waiting", at=late + 2.0),
+        call("renew", B, late + 0.5, "ended", reason="expired"),
+    )
+    assert checked(together) == len(together)
+
+
 def test_an_operator_may_end_a_lease() -> None:
     forced = TracedCall("force", "", 2.0, names=("x",), token=1)
     with pytest.raises(Deviation, match="keeps it until"):

@@ -58,29 +58,24 @@ class Trace:
         self.calls.append(call)
         return call
 
-    def lives(self) -> list[Life]:
+    def attempts(self) -> list[Life]:
         found: dict[str, list[TracedCall]] = defaultdict(list)
-        forced: dict[int, float] = {}
         # Python's sort is stable: decisions of one moment keep their order.
         for call in sorted(self.calls, key=lambda call: call.sent):
-            if call.op == "force":
-                forced.setdefault(call.token, call.sent)
-            else:
+            if call.op != "force":
                 found[call.attempt].append(call)
-        lives = [
-            Life(calls, self.promises, calls[0].sent < self.forgiven)
-            for attempt in found.values()
-            for calls in lives_of(attempt)
-        ]
-        for life in lives:
-            life.forced_from = forced.get(life.token, NEVER)
-        return lives
+        return [self._life(calls) for calls in found.values()]
+
+    def _life(self, calls: Sequence[TracedCall]) -> Life:
+        return Life(calls, self.promises, calls[0].sent < self.forgiven)
 
     def check(self) -> int:
         """How many answers were checked."""
-        lives = self.lives()
-        for life in lives:
-            _Consistency(life, self.promises).check()
+        attempts = self.attempts()
+        for attempt in attempts:
+            _Consistency(attempt, self.promises).check()
+        lives = [self._life(calls) for attempt in attempts for calls in lives_of(attempt.calls)]
+        self._note_forced(lives)
         seen = [life for life in lives if life.asks]
         check_tokens(seen, self.promises)
         queues = {name: NameTrace(name, of) for name, of in by_name(seen).items()}
@@ -89,6 +84,14 @@ class Trace:
         for life in seen:
             check_refusals(life, [queues[name] for name in life.names], self.unseen_until)
         return sum(call.answer != "" for call in self.calls)
+
+    def _note_forced(self, lives: Sequence[Life]) -> None:
+        forced: dict[int, float] = {}
+        for call in sorted(self.calls, key=lambda call: call.sent):
+            if call.op == "force":
+                forced.setdefault(call.token, call.sent)
+        for life in lives:
+            life.forced_from = forced.get(life.token, NEVER)
 
 
 def begun(operation: object, now: float) -> TracedCall:
@@ -141,7 +144,7 @@ def by_name(lives: Iterable[Life]) -> dict[str, list[Life]]:
 
 
 class _Consistency:
-    """The answers to one attempt, one after the other."""
+    """The answers to one attempt, one after the other; of all its lives, since its end is remembered over some."""
 
     def __init__(self, life: Life, promises: Promises) -> None:
         self.life, self.promises = life, promises
@@ -153,9 +156,10 @@ class _Consistency:
                 # Decided before this one was sent.
                 earlier = [each for each in life.calls[:place] if each.at <= call.sent]
                 self._check(call, earlier)
-        tokens = {call.token for call in life.calls if call.answer == "granted"}
-        if len(tokens) > 1:
-            raise Deviation(f"{life.id[:6]} has two tokens: {sorted(tokens)}")
+        for calls in lives_of(life.calls):
+            tokens = {call.token for call in calls if call.answer == "granted"}
+            if len(tokens) > 1:
+                raise Deviation(f"{life.id[:6]} has two tokens: {sorted(tokens)}")
 
     def _check(self, call: TracedCall, earlier: Sequence[TracedCall]) -> None:
         life, over = self.life, [each for each in earlier if each.answer in OVER]
@@ -364,7 +368,7 @@ def main(arguments: Sequence[str]) -> int:
         except Deviation as deviation:
             sys.stderr.write(f"namespace {name}: {deviation}\n")
             return 1
-    attempts = sum(len(trace.lives()) for trace in traces.values())
+    attempts = sum(len(trace.attempts()) for trace in traces.values())
     sys.stdout.write(f"{checked:,} answers about {attempts:,} attempts, no deviation\n")
     return 0
 
