@@ -10,6 +10,7 @@ import pytest
 
 import fenced
 from fenced.recipes.permits import AsyncReadWrite, AsyncSemaphore, ReadWrite, Semaphore
+from fenced.values.model import NameView
 
 TTL = 5.0
 
@@ -74,11 +75,33 @@ async def test_in_asyncio_permits_are_granted_in_the_order_of_the_gate(url: str)
         waiting = []
         for number in range(6):
             waiting.append(asyncio.create_task(work(number)))
-            while len((await client._engine.authority.observe("pool#gate")).waiters) < number:
+            while len((await client._engine.authority.observe("pool")).waiters) < number:
                 await asyncio.sleep(0.01)
         await first[0].release()
         await asyncio.gather(*waiting)
     assert order == list(range(6))
+
+
+async def test_a_look_for_a_free_permit_reads_nothing_of_the_queue_at_the_gate(url: str) -> None:
+    """Each permit would cost more, the more wait: 2.8 times as much with 512 waiters as with 8."""
+    async with fenced.AsyncClient(url) as client, contextlib.AsyncExitStack() as stack:
+        semaphore, authority = AsyncSemaphore(client, "pool", 2, ttl=TTL), client._engine.authority
+        held = [await stack.enter_async_context(semaphore.hold()) for _ in range(2)]
+        waiting = [asyncio.create_task(semaphore.hold().__aenter__()) for _ in range(3)]
+        while len((await authority.observe("pool")).waiters) < 2:
+            await asyncio.sleep(0.01)
+        survey, seen = authority.survey, []
+
+        async def watched(*args: object, **options: object) -> list[NameView]:
+            seen.append(await survey(*args, **options))  # type: ignore[arg-type]
+            return seen[-1]
+
+        authority.survey = watched  # type: ignore[method-assign]
+        await held[0].release()
+        await (await asyncio.wait_for(waiting[0], 60)).release()
+        await (await asyncio.wait_for(waiting[1], 60)).release()
+        await (await asyncio.wait_for(waiting[2], 60)).release()
+    assert seen and not any(view.waiters for views in seen for view in views)
 
 
 def test_a_permit_that_is_taken_is_not_waited_for_longer_than_wanted(url: str) -> None:

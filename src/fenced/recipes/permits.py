@@ -5,8 +5,9 @@
 
 Permit i of `pool` is the name `pool#i`, so there are never more than there are names, and each has tokens of its own: a
 guard fences what belongs to that permit (a shard, a folder, a seat), and nothing that cannot tell permits apart. Who
-wants one first takes the gate, `pool#gate`: a fair queue. Its holder alone looks for a free permit. So permits are
-granted in the order of the gate's queue, and cost the same however many wait.
+wants one first takes the gate, the name `pool`: a fair queue. Its holder alone looks for a free permit. So permits are
+granted in the order of the gate's queue. They cost the same however many wait, because a look at `pool#...` does not
+read that queue.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ class PermitRequest:
     def checked(cls, name: str, limit: int, ttl: Seconds, wait: Seconds | None) -> PermitRequest:
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < NAMES_MAX:
             raise Misuse(f"a limit is a whole number from 1 to {NAMES_MAX - 1}, not {shown(limit)}")
-        check_name(f"{name}#gate")
+        check_name(f"{name}#{limit - 1}")
         return cls(name, limit, timing.check_ttl(ttl), timing.check_wait(wait))
 
     @property
     def gate(self) -> str:
-        return f"{self.name}#gate"
+        return self.name
 
     @property
     def permits(self) -> list[str]:
@@ -95,7 +96,7 @@ class PermitRequest:
     async def _taken(self, engine: LeaseEngine) -> dict[str, int]:
         """The permits that are held or kept, and the tokens of their holders."""
         wanted = set(self.permits)
-        views: list[NameView] = await engine.authority.survey(after=f"{self.name}#", limit=self.limit + 1)
+        views: list[NameView] = await engine.authority.survey(after=f"{self.name}#", limit=self.limit)
         return {
             view.name: view.held_by.token if view.held_by else 0
             for view in views
