@@ -17,7 +17,7 @@ from fenced.leases.rules import tokens_used_up
 from fenced.stores.mariadb.authority.journal import Journal
 from fenced.stores.mariadb.wire.connection import Row, literal
 from fenced.values import sqlfile
-from fenced.values.model import TOKEN_MAX
+from fenced.values.model import TOKEN_MAX, Granted
 
 HERE = Path(__file__).parent
 SQL = sqlfile.load(HERE / "queries.sql")
@@ -90,6 +90,7 @@ class MariadbRows:
         self._lineage = lineage
         self._stopped = stopped
         """Why this server may not mint."""
+        self._asked: AttemptRow | None = None
         self._known: set[str] = set()
         """The attempts that have a row."""
         self._soon: list[str] = []
@@ -139,7 +140,17 @@ class MariadbRows:
     # Attempts.
 
     def attempt(self, public: str) -> AttemptRow | None:
-        return self.attempts([public]).get(public)
+        self._asked = self.attempts([public]).get(public)
+        return self._asked
+
+    def settle(self, answer: object) -> None:
+        """A grant that is told again is committed again, with the number that was drawn for it in vain.
+
+        The server shows what another session has committed before it has synced it, or before a replica has it. This
+        commit waits for both, also for what was committed before.
+        """
+        if isinstance(answer, Granted) and not self._journal.changes and self._asked is not None:
+            self._write("take", id=literal(self._asked.id), names=listed(self._asked.names))
 
     def attempts(self, ids: Sequence[str]) -> dict[str, AttemptRow]:
         if not ids:

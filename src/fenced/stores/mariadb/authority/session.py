@@ -153,6 +153,7 @@ class Session:
             rows = MariadbRows(journal, todo.namespace, locked, count, self.lineage, stopped)
             try:
                 answer, _ = work(LeaseAlgorithm(rows, now * 1000))
+                rows.settle(answer)
             except Missing:
                 journal.record(await self._connection.run(journal.unsent, until))
             else:
