@@ -26,6 +26,12 @@ def test_a_registered_backend_has_a_binding(kind: Kind, scheme: str) -> None:
     assert bound, f"{kind} {scheme} is registered, but no file in {folder.name} binds it to the kit"
 
 
+def test_mypy_compares_every_registered_class_with_its_protocol() -> None:
+    compared = (TESTS / "typing" / "backends.py").read_text()
+    registered = {target.partition(":")[2] for table in BUILT_IN.values() for target in table.values()}
+    assert {name for name in registered if f"    {name},\n" not in compared} == set()
+
+
 @pytest.mark.parametrize("kind", BUILT_IN)
 def test_the_same_class_serves_tls(kind: Kind) -> None:
     """The tests of the authorities show the wires over TLS."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from fenced.values.contracts import Authority, Runtime
 from fenced.values.model import BatchAnswer, BatchOperation
@@ -12,7 +12,7 @@ from fenced.values.model import BatchAnswer, BatchOperation
 class Batches(Protocol):
     """What an authority may offer as well: many operations of many holders in one durable write."""
 
-    endings_are_quick: bool
+    endings_are_quick: ClassVar[bool]
     """A write that only ends leases is not synced, so it should not wait for others that are."""
 
     async def many(
@@ -37,4 +37,4 @@ class OffersRenewer(Protocol):
 class LimitedConnections(Protocol):
     """What an authority may say as well: how many of its operations are under way at once. The others wait."""
 
-    connections: int
+    connections: ClassVar[int]
