@@ -26,6 +26,7 @@ import fenced
 from evidence import (
     alerts,
     authority_storms,
+    capacity,
     celery_visibility,
     claim_storm,
     drills,
@@ -156,18 +157,23 @@ def guard_storms() -> dict[str, Any]:
     return {**found, "seconds_each": GUARD_STORM_SECONDS}
 
 
-def sets(seconds: float, control_seconds: float) -> dict[str, Any]:
-    """The set of unique elements behind each guard, all at once; then the controls, in which nothing is refused."""
-    found: dict[str, Any] = {}
-    times = {"guarded": seconds, "control": control_seconds}
+def sets(options: argparse.Namespace) -> dict[str, Any]:
+    """The set of unique elements behind each guard, all at once; then the controls, in which nothing is refused.
+
+    Of one of the two alone: the file keeps its figures of the other.
+    """
+    roles = [options.set_role] if options.set_role else ["guarded", "control"]
+    found: dict[str, Any] = {"kinds": {}, "seconds_each": {}} | (before("sets") if options.set_role else {})
+    kinds, times = found["kinds"], found["seconds_each"]
+    times |= {role: getattr(options, f"set_{role}_seconds") for role in roles}
     lock = threading.Lock()
 
-    def run(role: str, kind: str, options: Sequence[str]) -> None:
-        one = _storm(times[role], *options, drill="set")
+    def run(role: str, kind: str, words: Sequence[str]) -> None:
+        one = _storm(times[role], *words, drill="set")
         one["lost_share"] = round(one["lost_updates"] / one["acknowledged"], 4)
         with lock:  # all of them write one file
-            found.setdefault(kind, {})[role] = one
-            keep("sets", _sets_together(found, times))
+            kinds.setdefault(kind, {})[role] = one
+            keep("sets", _sets_together(kinds, times))
 
     with _guards() as guards, EtcdServer(ETCD_DEFAULTS) as etcd:
         jepsen = ("--authority", etcd.url(), "--ttl", "2")
@@ -178,10 +184,10 @@ def sets(seconds: float, control_seconds: float) -> dict[str, Any]:
         }
         sides["guarded"] |= {kind: ("--guard", at("set")) for kind, at in guards.items()}
         sides["control"] |= {kind: ("--guard", _observing(at("observed"))) for kind, at in guards.items()}
-        for role, all_options in sides.items():
-            with ThreadPoolExecutor(len(all_options)) as pool:
-                list(pool.map(partial(run, role), all_options, all_options.values()))
-    return _sets_together(found, times)
+        for role in roles:
+            with ThreadPoolExecutor(len(sides[role])) as pool:
+                list(pool.map(partial(run, role), sides[role], sides[role].values()))
+    return _sets_together(kinds, times)
 
 
 def _observing(address: str) -> str:
@@ -196,7 +202,7 @@ def _sets_together(kinds: dict[str, Any], times: dict[str, float]) -> dict[str, 
         "acknowledged_with_guard": sum(each["acknowledged"] for each in guarded),
         "lost_with_guard": sum(each["lost_updates"] for each in guarded),
     }
-    return {**kinds, **together, "seconds_each": times}
+    return {"kinds": kinds, **together, "seconds_each": times}
 
 
 def holders() -> dict[str, Any]:
@@ -210,16 +216,13 @@ def on_authorities(options: argparse.Namespace) -> dict[str, Any]:
     found = authority_storms.run(
         tuple(chosen), seconds=options.seconds, workers=options.workers, seed=options.seed
     )
-    path = FOLDER / "authority_storms.json"
-    before = json.loads(path.read_text())["authority_storms"] if path.exists() else {}
-    together = {**before, **found}
+    together = {**before("authority_storms"), **found}
     return {name: together[name] for name in authority_storms.AUTHORITIES if name in together}
 
 
 def in_worlds(options: argparse.Namespace) -> dict[str, Any]:
     """Worlds of the chosen kinds; the file keeps its figures of the others."""
-    path = FOLDER / "worlds.json"
-    found: dict[str, Any] = json.loads(path.read_text())["worlds"] if path.exists() else {}
+    found = before("worlds")
     for kind in options.world or worlds.KINDS:
         found[kind] = worlds.together(found.get(kind), worlds.run(kind, options.count))
         found = {each: found[each] for each in worlds.KINDS if each in found}
@@ -241,10 +244,11 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "storms": lambda _: storms(),
     "authority_storms": on_authorities,
     "guard_storms": lambda _: guard_storms(),
-    "drills": lambda options: drills.run(options.rounds, partial(keep, "drills")),
+    "drills": lambda options: drills.run(options.rounds, partial(keep, "drills"), before("drills")),
     "drill_times": lambda _: drills.times(),
-    "sets": lambda options: sets(options.set_seconds, options.set_control_seconds),
+    "sets": sets,
     "guard_holders": lambda _: holders(),
+    "capacity": lambda _: capacity.run(),
     "live_page": lambda _: live_page.run(),
     "claim_storm": lambda _: claim_storm.run(),
     "celery_visibility": lambda _: celery_visibility.run(),
@@ -283,8 +287,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--changes", type=int, default=elections.CHANGES, help="of leaders, on each authority"
     )
-    parser.add_argument("--set-seconds", type=float, default=SET_SECONDS, help="of sets, for each guard")
-    parser.add_argument("--set-control-seconds", type=float, default=SET_CONTROL_SECONDS)
+    sets_of = parser.add_argument_group("sets")
+    sets_of.add_argument("--set-role", choices=["guarded", "control"], help="only these")
+    sets_of.add_argument("--set-guarded-seconds", type=float, default=SET_SECONDS)
+    sets_of.add_argument("--set-control-seconds", type=float, default=SET_CONTROL_SECONDS)
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - FIGURES.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(FIGURES)}")
@@ -294,6 +300,13 @@ def main(arguments: list[str]) -> int:
         keep(name, found)
         print(json.dumps(found, indent=2))
     return 0
+
+
+def before(name: str) -> dict[str, Any]:
+    """What the file has."""
+    path = FOLDER / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text())[name] if path.exists() else {}
+    return found
 
 
 def keep(name: str, found: dict[str, Any]) -> None:

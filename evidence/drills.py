@@ -2,11 +2,14 @@
 
 `make test` runs each twice. Here: on the embedded default, and on PostgreSQL with leases from etcd, at the same time.
 A drill waits for most of its time, so they are one queue: no round waits for its slowest drill.
+
+In parts: `make evidence ARGS="drills --rounds 5"`, then 10. It goes on with what the file has of the same code.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
@@ -20,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import fenced
 from fenced.drills.bound import bound
 from fenced.drills.catalog import STORIES
 from fenced.drills.declared import Drill
@@ -28,6 +32,7 @@ from fenced.drills.stage import with_rule
 from fenced.runtime.clocks import now
 from fenced_testkit.servers import EtcdServer, PostgresqlServer
 
+PACKAGE = Path(fenced.__file__).parent
 ROUNDS = 20
 CONTROLS = 5
 JOBS = 6
@@ -53,6 +58,15 @@ def busy_cores() -> Iterator[None]:
 
 def _counters() -> dict[str, Counter[str]]:
     return {each.name: Counter[str]() for each in STORIES}
+
+
+def code() -> str:
+    """A digest of the package: each drill starts programs from all over it."""
+    found = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 @dataclass(slots=True)
@@ -103,6 +117,13 @@ class StackTally:
             Path(path).write_text(json.dumps(told, indent=2))
             print(f"{name}, {where}: {verdict}; its records are in {path}", flush=True)
 
+    def go_on(self, before: dict[str, Any]) -> None:
+        """With what an earlier part has found."""
+        for mine, key in ((self.verdicts, "verdicts"), (self.controls, "without_a_guard")):
+            for name, counted in before[key].items():
+                mine[name].update(counted)
+        self.whys |= before["otherwise_because"]
+
     @property
     def found(self) -> dict[str, Any]:
         return {
@@ -112,19 +133,26 @@ class StackTally:
         }
 
 
-def run(rounds: int = ROUNDS, keep: Keep = lambda found: None) -> dict[str, Any]:
+def run(
+    rounds: int = ROUNDS, keep: Keep = lambda found: None, before: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """`keep` gets the figures after each drill, so that an interrupted run leaves what it has found."""
-    began, cpu, lock = now(), _cpu_seconds(), threading.Lock()
+    began, cpu, lock, here = now(), _cpu_seconds(), threading.Lock(), code()
+    past = before if before is not None and before.get("code") == here else {"parts": []}
 
     def found() -> dict[str, Any]:
         idle, total = (after - before for after, before in zip(_cpu_seconds(), cpu, strict=True))
+        part = {
+            "until_round": rounds,
+            "seconds": round(now() - began),
+            "cores_idle_percent": round(100 * idle / total, 1) if total else None,
+        }
         return {
             **{name: each.found for name, each in stacks.items()},
-            "rounds": rounds,
+            "code": here,
             "controls": min(CONTROLS, rounds),
             "jobs": JOBS * len(stacks),
-            "cores_idle_percent": round(100 * idle / total, 1) if total else None,
-            "seconds": round(now() - began),
+            "parts": [*past["parts"], part],
         }
 
     def told() -> None:
@@ -139,9 +167,12 @@ def run(rounds: int = ROUNDS, keep: Keep = lambda found: None) -> dict[str, Any]
             "sqlite": StackTally([], rounds, told),
             "etcd and postgresql": StackTally(servers, rounds, told),
         }
+        for name, stack in stacks.items():
+            if name in past:
+                stack.go_on(past[name])
         with ThreadPoolExecutor(len(stacks)) as pool:
-            for each in [pool.submit(stack.run) for stack in stacks.values()]:
-                each.result()
+            for running in [pool.submit(stack.run) for stack in stacks.values()]:
+                running.result()
     return found()
 
 
