@@ -70,6 +70,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _resolve(future: asyncio.Future[bool], result: bool) -> None:
+    # The socket and the timer may both come in one turn of the loop, and the caller may be cancelled before it wakes.
     if not future.done():
         future.set_result(result)
 
@@ -113,6 +114,7 @@ class AioRuntime:
         return AioWakeup()
 
     def lock(self) -> contextlib.AbstractContextManager[object]:
+        # One thread runs all that takes these locks, and nothing is awaited under one: nobody else can be inside.
         return contextlib.nullcontext()
 
     async def wait(self, wakeup: Wakeup, until: float | None) -> bool:
@@ -148,6 +150,7 @@ class AioRuntime:
                 if await ready:
                     return True
             finally:
+                # Also if the caller is cancelled: the next socket with this number must not find our reader.
                 remove(fd)
                 timer.cancel()
         return False
@@ -284,6 +287,7 @@ class LoopSocketStream(sockets.SocketStream):
                     raise sockets.Late
                 continue
             self._wake_in(left)
+            # Nothing is awaited between the look at `_data` and this: what arrives from now on finds the waiter.
             self._waiter = self._loop.create_future()
             try:
                 await self._waiter

@@ -174,6 +174,7 @@ class WatchedNamespace:
         """A page, its state without the names, and the names in pieces, which are made one by one."""
         standing = await (await self._namespace.looker()).open(create=False)
         page = OpenPage(by)
+        # Added before the task is looked at: one that has not seen the last page close goes on for this one.
         self.pages.add(page)
         if self._task is None:
             self._looked.clear()
@@ -238,6 +239,7 @@ class WatchedNamespace:
             self._problem = "the looks at the store were ended by a bug"
             raise
         finally:
+            # Nothing is awaited since the loop saw no page: a page that opens later finds no task, and starts one.
             self._task = None
             self._looked.set()  # whoever waits for a look gets the problem instead
             self._story.pause()

@@ -75,6 +75,7 @@ class Asking:
         began = self._now()
         while True:
             attempt = self._attempts.live.get(public)
+            # Taken by one ask only. One whose lease may be over is not told: what is stored decides then.
             pending = self._attempts.heirs.take(public)
             if pending is not None and pending.waited is attempt and pending.granted.is_in_time(began):
                 return await self._take(pending.granted, pending.reply, began, until)
@@ -104,6 +105,8 @@ class Asking:
         record_lease = await self._pool.of_record(ask.ttl, until)
         record = KeyRecord(Phase.WAITING, ask.names, ask.ttl, ask.lock_delay, ask.holder)
         granted = self._granted(record, leases)
+        # All names are free and the attempt has no record, or nothing is written: so neither a look that is old by now
+        # nor a copy that arrives late grants anything.
         reply = await space.run(transactions.grant(self._keys, public, granted, record_lease.id, raw), until)
         if reply.succeeded:
             attempt = EtcdAttempt(public, granted, reply.header.revision, record_lease, leases)
@@ -176,6 +179,7 @@ class Asking:
         leases = await self._pool.take(waiting.ttl, until, waiting.delay)
         record_lease = await self._pool.of_record(waiting.ttl, until)
         record = self._granted(waiting, leases)
+        # The transaction compares that nothing stands ahead: what woke it, or what it has read, decides nothing.
         request = transactions.promote(self._keys, attempt.public, record, record_lease.id, raw)
         reply = await space.run(request, until)
         if reply.succeeded:

@@ -286,6 +286,7 @@ class PostgresqlAuthority:
 
     async def _end(self, query: str, secret: str, how: bytes, until: float | None) -> ReleaseAnswer:
         public = grant_id(secret)
+        # First: a listener that looks for waiters meanwhile must not wake one that has been given up.
         self._waiting.pop(public, None)
         rows = await self._run(
             query, self._namespace, public.encode(), secret.encode(), how, _REMEMBER, until=until

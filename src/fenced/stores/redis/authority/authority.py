@@ -253,6 +253,7 @@ class RedisAuthority:
         async def work(wire: RedisWire) -> Any:
             reply = await self._run(wire, self._ask, request, until, mints=True)
             granted = type(reply) is int or reply[0] == b"granted"
+            # On the connection that wrote: WAIT counts the replicas that have this connection's writes.
             # A primary that was replaced while it was cut off has no replica left, so it confirms nothing.
             if granted and (self._route.found or (type(reply) is not int and reply[3] > 0)):
                 await self._confirmed(wire, until)
