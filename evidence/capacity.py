@@ -69,6 +69,9 @@ class Caller:
             raise RuntimeError(f"{path}: {answer.status} {text[:200]}")
         return text if body is None else json.loads(text)
 
+    def close(self) -> None:
+        self._connection.close()
+
 
 def renewals_a_second(leases: int, ttl: float) -> float:
     """What the page calls 3.25 L / T: each client has a jitter of its own, so this is a mean over all jitters."""
@@ -81,7 +84,16 @@ def _megabytes(pid: int) -> float:
     return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]
 
 
-def _renewed(call: Caller, attempts: list[str], each: int) -> None:
+def granted(call: Caller, attempts: list[str]) -> None:
+    for start in range(0, len(attempts), GRANTS_EACH):
+        asks = [
+            {"ask": {"attempt": each, "names": [f"jobs/{each}"], "ttl": 600}}
+            for each in attempts[start : start + GRANTS_EACH]
+        ]
+        call("/v1/batch", {"do": asks})
+
+
+def renewed(call: Caller, attempts: list[str], each: int) -> None:
     for start in range(0, len(attempts), each):
         answers = call("/v1/leases/renew", {"attempts": attempts[start : start + each]})["answers"]
         if lost := [found for found in answers if found["answer"] != "kept"]:
@@ -98,35 +110,26 @@ def _rate(server: ServiceServer, count: int, work: Callable[[], None]) -> dict[s
 def held(leases: int = LEASES) -> dict[str, Any]:
     """So many leases of one instance over the ledger."""
     attempts = [f"{number:032x}" for number in range(leases)]
-
-    def grant(call: Caller) -> None:
-        for start in range(0, leases, GRANTS_EACH):
-            asks = [
-                {"ask": {"attempt": each, "names": [f"jobs/{each}"], "ttl": 600}}
-                for each in attempts[start : start + GRANTS_EACH]
-            ]
-            call("/v1/batch", {"do": asks})
-
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         server = ServiceServer(store=f"ledger:///{folder}/leases")
-        with server:
-            call = Caller(server)
+        with server, contextlib.closing(Caller(server)) as call:
             call("/v1/names?limit=1")
             before = _megabytes(server.pid)
-            granted = _rate(server, leases, lambda: grant(call))
+            grants = _rate(server, leases, lambda: granted(call, attempts))
             grown = _megabytes(server.pid) - before
-            batched = _rate(server, leases, lambda: _renewed(call, attempts, RENEWALS_EACH))
-            alone = _rate(server, ALONE, lambda: _renewed(call, attempts[:ALONE], 1))
+            batched = _rate(server, leases, lambda: renewed(call, attempts, RENEWALS_EACH))
+            alone = _rate(server, ALONE, lambda: renewed(call, attempts[:ALONE], 1))
             server.kill()
             began = time.perf_counter()
             server.start()
-            Caller(server)("/v1/names?limit=1")
+            with contextlib.closing(Caller(server)) as again:
+                again("/v1/names?limit=1")
             started = time.perf_counter() - began
     return {
         "leases": leases,
         "memory before, MB": round(before, 1),
         "memory of a lease, KB": round(grown * 1024 / leases, 2),
-        f"grants in batches of {GRANTS_EACH:,}": granted,
+        f"grants in batches of {GRANTS_EACH:,}": grants,
         f"renewals in requests of {RENEWALS_EACH:,}": batched,
         "renewals, one in a request, one connection": alone,
         "seconds from a start after a kill to an answer": round(started, 2),
@@ -145,7 +148,7 @@ class RenewalCount:
             self.kept.append(event.kept)
 
 
-def _requests(call: Caller) -> float:
+def requests(call: Caller) -> float:
     """Requests for renewals since the instance started."""
     return sum(
         float(each)
@@ -166,19 +169,19 @@ def asked(
         made = [stack.enter_context(fenced.Client(server.url(), on_event=counted)) for _ in range(clients)]
         with ThreadPoolExecutor(clients) as pool:
             list(pool.map(lambda number: _hold(made[number], number, each), range(clients)))
-        call = Caller(server)
+        call = stack.enter_context(contextlib.closing(Caller(server)))
         time.sleep(TTL)  # the first renewals of all leases of a client come together from now on
         counted.kept.clear()
-        before, began = _requests(call), time.perf_counter()
+        before, began = requests(call), time.perf_counter()
         time.sleep(seconds)
-        renewals, requests, took = sum(counted.kept), _requests(call) - before, time.perf_counter() - began
+        renewals, asks, took = sum(counted.kept), requests(call) - before, time.perf_counter() - began
     expected = renewals_a_second(clients * each, TTL), renewals_a_second(clients, TTL)
     return {
         "clients": clients,
         "leases": clients * each,
         "ttl": TTL,
         "renewals a second": {"measured": round(renewals / took, 1), "by the formula": round(expected[0], 1)},
-        "requests a second": {"measured": round(requests / took, 1), "by the formula": round(expected[1], 1)},
+        "requests a second": {"measured": round(asks / took, 1), "by the formula": round(expected[1], 1)},
     }
 
 
@@ -247,12 +250,13 @@ def compared(found: dict[str, Any]) -> dict[str, Any]:
         "grants a second in batches of 1,000": leases["grants in batches of 1,000"]["a second"],
     }
     return {
-        name: {"says": says, "measured": measured[name], "holds": _holds(name, says, measured[name])}
+        name: {"says": says, "measured": measured[name], "holds": holds(name, measured[name])}
         for name, says in PAGE.items()
     }
 
 
-def _holds(name: str, says: float, measured: float) -> bool:
+def holds(name: str, measured: float) -> bool:
+    says = PAGE[name]
     if name == "renewals of a lease in each ttl":
         return abs(measured / says - 1) <= FORMULA_WITHIN
     return measured >= says if "a second" in name else measured <= says
