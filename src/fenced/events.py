@@ -131,15 +131,16 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseFailed:
-    """The `with` block has ended, but the authority has not confirmed the release: the client retries.
+    """The program has released the lease, but the authority has not confirmed it: the client retries.
 
-    If no retry succeeds, the lease expires by itself.
+    If no retry succeeds, the lease expires by itself. No other event follows: for the program it has ended.
     """
 
     names: tuple[str, ...]
     token: int
     grant: str
     why: str
+    held_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import pytest
 import fenced
 from fenced import events
 from fenced.leases.rowauthority import Kind
+from fenced.metrics import Recorder
 from fenced.runtime.blocking import step
 from fenced.stores.sqlite.authority.store import Store
 
@@ -81,16 +82,23 @@ def test_the_end_of_the_block_raises_when_the_lease_did_not_last(tmp_path: Path)
 def test_a_release_that_cannot_be_told_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The section is over either way; the client goes on telling the authority."""
     monkeypatch.setattr("fenced.values.timing.CALL_SECONDS", 0.2)
-    seen: list[object] = []
-    client = fenced.Client(url(tmp_path), on_event=seen.append)
+    recorder, seen = Recorder(), list[object]()
+
+    def hear(event: events.Event) -> None:
+        recorder(event)
+        seen.append(event)
+
+    client = fenced.Client(url(tmp_path), on_event=hear)
     client.acquire("warm").release()
     blocker = sqlite3.connect(tmp_path / "leases.db", isolation_level=None)
     lease = client.acquire("a", ttl=30)
     with client.hold("b"):
         blocker.execute("BEGIN IMMEDIATE")
-    assert any(isinstance(event, events.ReleaseFailed) for event in seen)
     with pytest.raises(fenced.Unavailable):
         lease.release()
+    failed = [event for event in seen if isinstance(event, events.ReleaseFailed)]
+    assert [event.names for event in failed] == [("b",), ("a",)]
+    assert "\nfenced_held 0\n" in recorder.text(), "neither is held any more, as far as the program is concerned"
     monkeypatch.undo()
     blocker.execute("ROLLBACK")
     lease.release()  # repeating it is harmless

@@ -19,10 +19,10 @@ UNPACKED = Path(__file__).parents[2] / ".monitoring"
 PATIENCE_SECONDS = 90.0
 
 
-def until(condition: Callable[[], T]) -> T:
-    give_up = time.monotonic() + PATIENCE_SECONDS
+def until(condition: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
+    give_up = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < give_up, f"waited {PATIENCE_SECONDS} s in vain"
+        assert time.monotonic() < give_up, f"waited {seconds} s in vain"
         time.sleep(0.05)
     return value
 

@@ -63,7 +63,7 @@ HONEST = {
     'fenced_acquire_seconds_bucket{le="0.005"}': "0+10x240",
     'fenced_acquire_seconds_bucket{le="10"}': "0+10x240",
     'fenced_acquire_seconds_bucket{le="+Inf"}': "0+10x240",
-    f"fenced_mark_above_counter{{{G}}}": "-3+0x240",
+    f"fenced_mark_above_last_token{{{G}}}": "-3+0x240",
     f"fenced_guard_wrong{{{G}}}": "0+0x240",
     f'fenced_guard_override_age_seconds{{{G},pattern="*"}}': "0+30x200",
     'fenced_lost_total{job="j",reason="expired"}': "0+0x120 1+0x120",
@@ -87,7 +87,7 @@ WRONG = {
         f'fenced_refusals_total{{{G},kind="unrecorded",source="guard"}}': "7+0x230 8+0x10"
     },
     "FencedExpiryRepeats": {'fenced_lost_total{job="j",reason="expired"}': "0+0x220 3+0x20"},
-    "FencedFloorMustBeRaised": {f"fenced_mark_above_counter{{{G}}}": "-3+0x230 4+0x10"},
+    "FencedFloorMustBeRaised": {f"fenced_mark_above_last_token{{{G}}}": "-3+0x230 4+0x10"},
     "FencedOverrideLeftOn": {f'fenced_guard_override_age_seconds{{{G},pattern="*"}}': "0+31x240"},
     "FencedQueueDoesNotMove": {'fenced_queue_stuck_seconds{target="t"}': "0+30x240"},
     "FencedNotRequired": {

@@ -56,7 +56,7 @@ def test_the_exporter_shows_what_the_stores_hold(tmp_path: Path) -> None:
                     )
 
                 until(shown)
-                until(lambda: "\nfenced_mark_above_counter{" in exporter.text())  # a look of both
+                until(lambda: "\nfenced_mark_above_last_token{" in exporter.text())  # a look of both
                 text = exporter.text()
                 found = samples(text)
                 refusals = {key: n for key, n in found.items() if key[0] == "fenced_refusals_total" and n}
@@ -68,7 +68,7 @@ def test_the_exporter_shows_what_the_stores_hold(tmp_path: Path) -> None:
                 assert value(found, "fenced_authority_last_token", **leases) == new.token
                 assert value(found, "fenced_held", **leases) == 1
                 assert value(found, "fenced_authority_strict", **leases) == 1
-                assert value(found, "fenced_mark_above_counter", **shop) == 0
+                assert value(found, "fenced_mark_above_last_token", **shop) == 0
 
 
 class HungStore(GuardLooker):

@@ -120,8 +120,10 @@ async def test_a_stale_holder_is_refused(guard: str, tmp_path: Path) -> None:
         for line in (
             f'bucket{{{of},le="-3"}} 0',
             f'bucket{{{of},le="-2"}} 2',
-            f"sum{{{of}}} -4",
-            f"count{{{of}}} 2",
+            f'bucket{{{of},le="1"}} 2',
+            f'bucket{{{of},le="2"}} 3',  # the new holder has raised the mark from 1 to 3
+            f"sum{{{of}}} -2",
+            f"count{{{of}}} 3",
         ):
             assert f"\ntoken_gap_{line}\n" in metrics
         assert '\nlease_expired_while_executing_total{reason="expired"} 0\n' in metrics

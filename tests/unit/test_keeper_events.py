@@ -138,6 +138,20 @@ def test_the_end_of_a_jeopardy_is_told_once_for_each_lease() -> None:
     assert f'fenced_renewals_total{{outcome="unknown"}} {2 * len(unknown)}\n' in text
 
 
+def test_an_outage_that_only_renewals_see_is_told_once() -> None:
+    """A program that holds one lease for hours asks for nothing meanwhile."""
+    scene = Scene()
+    scene.acquire("a")
+    scene.authority.deaf = True
+    scene.go_on(TTL / 2 + ANSWER_SECONDS)
+    assert len(scene.heard(events.RenewalRound)) > 1
+    assert len(scene.heard(events.ConnectionFailed)) == 1 and not scene.heard(events.ConnectionMade)
+    scene.authority.deaf = False
+    scene.go_on(TTL)
+    assert len(scene.heard(events.ConnectionMade)) == 1 and not scene.heard(events.ConnectionFailed)
+    assert "fenced_connection_failures_total 1\n" in scene.recorder.text()
+
+
 def test_a_lease_that_expires_while_it_is_in_jeopardy_is_not_saved() -> None:
     scene = Scene()
     scene.acquire("a")

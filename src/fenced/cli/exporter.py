@@ -19,14 +19,16 @@ from fenced.values.durations import duration
     "guards",
     metavar="[TARGET=]URL",
     multiple=True,
-    help="Guards to look at, as for `fenced guard`; may be repeated. TARGET is their label.",
+    envvar="FENCED_GUARD",
+    help="Guards to look at, as for `fenced guard`; may be repeated; else FENCED_GUARD. TARGET is their label.",
 )
 @click.option(
     "--authority",
     "authorities",
     metavar="[TARGET=]URL",
     multiple=True,
-    help="An authority to look at; may be repeated.",
+    envvar="FENCED_AUTHORITY",
+    help="An authority to look at; may be repeated; else FENCED_AUTHORITY.",
 )
 @click.option(
     "--listen",
@@ -46,6 +48,9 @@ def exporter(
 
     Each store has a thread of its own. A scrape shows the last looks and waits for none: a store that fails or hangs
     is `fenced_up 0`, without old numbers. The role needs no more than `fenced guard grant-monitor` gives.
+
+    `ps` shows the words of a command, so addresses with passwords belong in FENCED_GUARD and FENCED_AUTHORITY,
+    separated by spaces.
 
     \b
     Example:

@@ -386,9 +386,8 @@ class LeaseEngine:
         if lease.lost_reason == "forked":
             raise lease.lost_error()
         # `state` compares with the clock: the keeper may not have marked the lease lost yet.
-        late = lease.state is State.LOST
+        late, now = lease.state is State.LOST, self.runtime.now()
         self._stop_keeping(lease)
-        now = self.runtime.now()
         taken_until = now if at_once or late else lease.taken_until
         # Recorded before the request is sent: an interrupt may come at any time.
         given_up = self.settler.give_up(lease.secret, lease.ttl, taken_until)
@@ -399,20 +398,25 @@ class LeaseEngine:
         except GeneratorExit:
             self.settler.forget(given_up)  # collected, not cancelled: a finalizer sends nothing
             raise
-        except FencedError:
+        except BaseException as error:
+            if late:
+                lease.expire()
             lease.end()
-            self.settler.retry_now(given_up)
-            raise
-        except BaseException:
-            # Cancelled or interrupted: the authority may still answer, so repeat it at once.
-            lease.end()
-            await self._try_to_end(given_up)
+            if lease.lost_reason is None:  # else its end has been told
+                why, held = str(error) or "interrupted", self.runtime.now() - lease.acquired
+                self.emit(events.ReleaseFailed(lease.names, lease.token, lease.grant, why, held))
+            if isinstance(error, FencedError):
+                self.settler.retry_now(given_up)
+            else:  # cancelled or interrupted: the authority may still answer, so repeat it at once
+                await self._try_to_end(given_up)
             raise
         self.settler.forget(given_up)
         match answer:
             case Released():
+                if late:
+                    lease.expire()  # the keeper may not have noticed it
                 lease.end()
-                if late or lease.lost_reason is not None:
+                if lease.lost_reason is not None:
                     raise lease.lost_error()
                 if self.emit.observed:
                     held = self.runtime.now() - lease.acquired
@@ -435,7 +439,6 @@ class LeaseEngine:
             if not raised:
                 raise
         except FencedError as error:
-            self.emit(events.ReleaseFailed(lease.names, lease.token, lease.grant, str(error)))
             if lost and not raised:
                 raise lease.lost_error() from error
 

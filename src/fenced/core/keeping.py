@@ -17,7 +17,7 @@ from fenced.core.renewing import Renewer
 from fenced.core.settling import Settler
 from fenced.core.waiting import QueueEntry
 from fenced.core.watching import LoopWatch
-from fenced.errors import FencedError
+from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.events import KeeperFailed, LeaseInJeopardy, LeaseSaved, LoopBlocked, RenewalRound
 from fenced.values import timing
 from fenced.values.contracts import Task
@@ -215,7 +215,11 @@ class Keeper:
                 await self._renewer.open(until)
                 return  # that took time: the next round, which comes at once, looks at the clock again
             answers = await self._renewer.authority.renew([item.secret for item in items], until)
+            if not all(isinstance(answer, Unknown) for answer in answers):
+                self._emit.reached()
         except FencedError as error:
+            if isinstance(error, Unavailable | Indeterminate):
+                self._emit.reached(error)
             answers = [Unknown(str(error))] * len(items)
         self._note_late(until)
         count = _RoundCount(sent, self._runtime.now()) if self._emit.observed else None

@@ -13,7 +13,7 @@ from fenced.errors import (
     Unsupported,
     shown,
 )
-from fenced.values.decision import RULES, Mark, Rule, Verdict
+from fenced.values.decision import RULES, Mark, Rule, Ruling, Verdict
 from fenced.values.model import Credential, Stamp
 
 RECORDS_MAX = 10_000
@@ -104,6 +104,15 @@ def error_for(
         mark=mark.token if mark else None,
         holder=mark.grant if mark else None,
     )
+
+
+def tell_raised(guard: str, name: str, before: Mark | None, after: Mark | None) -> None:
+    """Tell observers that an operation has raised the mark of a name."""
+    if events.is_observed() and after is not None and after.token > (before.token if before else 0):
+        seen = before.token if before else None
+        events.tell_observers(
+            events.GuardDecided(guard, name, after.token, seen, Verdict.ADMIT.value, Ruling.ADMIT.value)
+        )
 
 
 def _uncovered(verdict: Verdict, name: str | None, stamp: Stamp | None) -> str | None:

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from fenced import events
 from fenced.errors import Contended, Indeterminate, Misconfigured
-from fenced.guards.answers import DEFAULT_RULE, check_pattern, check_rule, expect_rule
+from fenced.guards.answers import DEFAULT_RULE, check_pattern, check_rule, expect_rule, tell_raised
 from fenced.guards.cells import CONFIG, Cell, Cells, Config, ManyCells, key_of
 from fenced.guards.configoperator import CellOperator
 from fenced.guards.remembered import AUDIT_LAGS, RememberedDecisions
 from fenced.values.contracts import LAG_SECONDS, MANY_NAMES, MODE_LAG, Operator, Runtime, Trait
-from fenced.values.decision import Mark, Mode, Rule, Ruling, Verdict
+from fenced.values.decision import Mark, Mode, Rule
 from fenced.values.model import Stamp, check_name, check_realm
 from fenced.values.rollout import DatabaseStatus, Decision, DecisionCount, GuardStatus, Stage, advised
 
@@ -231,10 +231,7 @@ class GuardedCells:
             words = note.verdict.value, note.ruling.value
             events.tell_observers(events.GuardDecided(self.url, note.name, token, note.mark, *words))
         for name, before, after in rose:
-            mark = before.token if before else None
-            if after is not None and after.token > (mark or 0):
-                words = Verdict.ADMIT.value, Ruling.ADMIT.value
-                events.tell_observers(events.GuardDecided(self.url, name, after.token, mark, *words))
+            tell_raised(self.url, name, before, after)
 
     def cells_of_decisions(self) -> Cells:
         """Where the decisions are kept: beside the marks, unless those cells hold nothing else."""

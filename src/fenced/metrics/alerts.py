@@ -93,7 +93,7 @@ ALERTS = (
         "The authority has lost its last tokens: stop the writers, raise the floor, start them.",
         # After a restore the first tokens are stale, not reused, and it heals by itself: the gauge sees it at once.
         'sum by (guard, target, instance) (increase(fenced_refusals_total{{kind="reused"}}[{hour}])) > 0 or '
-        "max by (guard, target, instance) (fenced_mark_above_counter) > 0",
+        "max by (guard, target, instance) (fenced_mark_above_last_token) > 0",
     ),
     Alert(
         "FencedOverrideLeftOn",

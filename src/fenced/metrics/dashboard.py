@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fenced.metrics.table import TABLE, Metric
 
 ROWS = (
-    ("Refusals and losses", ("refusals_total", "unstamped_total", "lost_total", "token_gap", "mark_above_counter")),
+    ("Refusals and losses", ("refusals_total", "unstamped_total", "lost_total", "token_gap", "mark_above_last_token")),
     ("Leases", ("grants_total", "acquire_seconds", "hold_seconds", "held", "waiting", "contended_total",
                 "not_granted_total", "renewal_used_ratio", "jeopardy_total", "queue_longest", "queue_stuck_seconds")),
     ("Guards", ("guard_stage", "guard_wrong", "guard_override_age_seconds", "let_through_total", "guard_pending")),

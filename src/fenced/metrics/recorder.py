@@ -58,7 +58,7 @@ class Recorder:
             events.AskQueued: self._queued,
             events.AskEnded: self._not_granted,
             events.GuardDecided: self._decided,
-            events.ReleaseFailed: lambda _: self.numbers.add("fenced_release_failed_total"),
+            events.ReleaseFailed: self._unreleased,
             events.KeeperFailed: lambda _: self.numbers.add("fenced_keeper_failures_total"),
             events.ConnectionFailed: lambda _: self.numbers.add("fenced_connection_failures_total"),
         }
@@ -142,6 +142,12 @@ class Recorder:
         self._end(event.names, event.held_seconds)
         if self._spans is not None:
             self._spans.end(event.grant, "released")
+
+    def _unreleased(self, event: events.ReleaseFailed) -> None:
+        self._end(event.names, event.held_seconds)
+        self.numbers.add("fenced_release_failed_total")
+        if self._spans is not None:
+            self._spans.end(event.grant, "unreleased")
 
     def _lost(self, event: events.LeaseEnded) -> None:
         pattern, numbers = self._pattern(event.names), self.numbers

@@ -145,7 +145,7 @@ TABLE = (
         "let_through_total",
         "guard kind",
         "guard",
-        "Operations that a later stage of the rollout would refuse.",
+        "Stamped operations that a later stage of the rollout would refuse.",
     ),
     _counter("admitted_total", "guard", "holder", "Operations that raised a mark at a guard over cells."),
     _histogram(
@@ -167,7 +167,7 @@ TABLE = (
     _gauge(
         "guard_stage", "1", "guard pattern", "guard", "0 observe, 1 shadow, 2 canary, 3 enforce, 4 require."
     ),
-    _gauge("guard_marks", "1", "guard", "guard", "Names that have a mark; of a large table, an estimate."),
+    _gauge("guard_marks", "1", "guard", "guard", "Names that have a mark, as of the last minute."),
     _gauge("guard_highest_token", "tokens", "guard", "guard", "The highest token that was seen."),
     _gauge(
         "guard_override_age_seconds",
@@ -184,7 +184,7 @@ TABLE = (
     _counter("guard_unrecorded_total", "", "guard", "Decisions that could not be written down."),
     _gauge("key_age_seconds", "seconds", "key", "guard", "Age of a key that may sign stamps."),
     _gauge(
-        "mark_above_counter",
+        "mark_above_last_token",
         "tokens",
         "guard",
         "guard",

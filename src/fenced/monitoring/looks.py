@@ -216,7 +216,7 @@ class AuthorityLooker(Looker):
         for target, realm, highest in marks:
             if realm == standing.realm and highest:
                 above = Numbers("guard")
-                above.set("fenced_mark_above_counter", highest - standing.last_token, "")
+                above.set("fenced_mark_above_last_token", highest - standing.last_token, "")
                 points += above.samples(("target", target))
         return points
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fenced import __version__
 from fenced.errors import REFUSALS, MissingStamp, Refused, StaleToken
+from fenced.events import Event, GuardDecided
 from fenced.metrics.alerts import WINDOWS
 from fenced.metrics.numbers import Numbers, exposition
 from fenced.net.problems import PROBLEM_TYPES
@@ -16,7 +17,7 @@ CERTIFICATE_SECONDS = float(WINDOWS["certificate"])
 
 
 class ServiceNumbers(Numbers):
-    """Counters of one instance. Used in the loop's thread only."""
+    """Counters of one instance. Used in the loop's thread only, unless a method says otherwise."""
 
     def __init__(self) -> None:
         super().__init__("service")
@@ -54,6 +55,11 @@ class ServiceNumbers(Numbers):
             self.unstamped("refuse")
         if isinstance(error, StaleToken) and error.stamp is not None and error.mark is not None:
             self.observe("fenced_token_gap", error.stamp.token - error.mark, VALUES)
+
+    def decided(self, event: Event) -> None:
+        """The guard of the values, the only one in this process, has raised a mark. In any thread."""
+        if isinstance(event, GuardDecided) and event.verdict == "admit" and event.token and event.mark:
+            self.observe("fenced_token_gap", event.token - event.mark, VALUES)
 
     def unstamped(self, ruling: str) -> None:
         self.add("fenced_unstamped_total", VALUES, ruling)

@@ -17,6 +17,7 @@ import msgspec
 from fenced.client import registry
 from fenced.client.guarding import credential
 from fenced.errors import FencedError, Misuse, Refused, Unsupported, redacted
+from fenced.events import observe_guards
 from fenced.http.protocol import read_fence
 from fenced.http1.writing import ServerReply
 from fenced.net.problems import detail_of
@@ -68,6 +69,8 @@ class ServedValues:
         self._guard: NamedValues | None = None
         self._outages = OutageLog(log, "the guard of the values")
         self._refusals = LimitedLog(log)
+        self._ignore: Callable[[], None] | None = None
+        """Ends the telling of marks that rise."""
         self._reports = True
         """Whether a refusal becomes an event here. If not, it becomes one by its record."""
 
@@ -93,6 +96,7 @@ class ServedValues:
                 except BaseException:
                     runtime.close()
                     raise
+                self._ignore = observe_guards(self._numbers.decided)
                 self._runtime, self._guard = runtime, guard
                 self._reports = not self._is_watched(guard)
         return self._guard
@@ -107,6 +111,8 @@ class ServedValues:
         if guard is not None and self._runtime is not None:
             await guard.close()
             self._runtime.close()
+        if self._ignore is not None:
+            self._ignore()
 
     # Requests.
 

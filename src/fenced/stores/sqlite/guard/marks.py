@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from fenced.errors import FencedError, Misconfigured
-from fenced.guards.answers import error_for, expect_rule
+from fenced.guards.answers import error_for, expect_rule, tell_raised
 from fenced.stores.sqlite.guard.refusals import translate, verdict_in
 from fenced.stores.sqlite.guard.sessions import SqliteSession
 from fenced.values.decision import Judgement, Mark, Mode, Rule, Ruling, Verdict, judge, mode_of, rule_on
@@ -152,6 +152,7 @@ class SqliteMarks:
     ) -> None:
         if after is not None and after != before:
             await session.run(_RAISE, (name, after.token, after.grant, after.seq, stamp.bare_text))
+            tell_raised(self.guard, name, before, after)
 
     async def _carry_out(
         self,
