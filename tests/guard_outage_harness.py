@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +16,7 @@ from fenced.values.contracts import NamedValues, Runtime
 from fenced.values.decision import Rule
 from fenced_testkit import GUARD_OUTAGE_CHECKS, GuardOutageHarness
 from fenced_testkit.servers.base import Endpoint, Server
+from tests.forking import said_by_child
 from tests.outage_harness import Opening, ServerAndProxy
 
 every_guard_outage = pytest.mark.parametrize(
@@ -88,13 +88,7 @@ def is_used_after_a_fork(url: str) -> None:
     opened = guard(url, BlockingRuntime())
     step(opened.open())
     step(opened.write(by(5), NAME, b"parent"))
-    child = os.fork()
-    if child == 0:
-        try:
-            done = step(opened.write(by(6), NAME, b"child")) == 2
-        finally:
-            os._exit(0 if done else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert said_by_child(lambda: step(opened.write(by(6), NAME, b"child"))) == 2
     with pytest.raises(StaleToken):
         step(opened.write(by(5), NAME, b"late"))
     assert step(opened.write(by(6), NAME, b"parent again")) == 3

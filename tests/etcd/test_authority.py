@@ -1,7 +1,5 @@
 """What is particular to the etcd authority: codec, addresses, rights, versions, sessions, and how little it asks."""
 
-import json
-import os
 import re
 import secrets
 import time
@@ -27,6 +25,7 @@ from fenced.testing.kit import asking, granted
 from fenced.values.model import Busy, Ended, Granted, Holder, Kept, Released, Waiting, grant_id
 from fenced_testkit.servers import EtcdServer
 from tests.etcd.aging import LEASE_REVOKE, Time
+from tests.forking import inherits_no_lease
 from tests.shifted import Shifted
 
 RUNTIME = BlockingRuntime()
@@ -424,26 +423,7 @@ def test_a_renewal_reads_128_names_at_a_time(etcd_server: EtcdServer, authority:
 
 def test_a_forked_child_leaves_its_parents_connections_alone(etcd_server: EtcdServer) -> None:
     with fenced.Client(etcd_server.url(), namespace=secrets.token_hex(8), guarantee="best-effort") as client:
-        lease = client.acquire("a", ttl=5)
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                said: list[object] = [lease.lost_reason]
-                with client.try_hold("a") as mine:
-                    said.append(mine is None)
-                with client.hold("b", ttl=5) as own:
-                    said.append(own.token > lease.token)
-                os.write(writer, json.dumps(said).encode())
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        os.close(writer)
-        assert json.loads(os.read(reader, 10_000)) == ["forked", True, True]
-        os.close(reader)
-        lease.check()
-        client.acquire("c").release()
-        lease.release()
+        inherits_no_lease(client)
 
 
 # The attempt.

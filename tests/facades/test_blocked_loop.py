@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -22,6 +23,7 @@ import fenced
 from fenced.core.renewing import Renewer
 from fenced.events import Event, LoopBlocked
 from fenced.runtime.pulse import LoopPulse
+from tests.forking import said_by_child
 
 
 def keepers() -> list[threading.Thread]:
@@ -178,26 +180,16 @@ def test_a_loop_that_has_ended_keeps_nothing() -> None:
 
 def inherited(folder: Path) -> list[str]:
     """What a forked child has open below a folder."""
-    read, write = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a process with threads
-        pid = os.fork()
-    if pid == 0:
+
+    def child() -> list[str]:
         targets = []
         for name in os.listdir("/proc/self/fd"):
-            try:
+            with contextlib.suppress(OSError):
                 targets.append(os.readlink(f"/proc/self/fd/{name}"))
-            except OSError:
-                continue
-        os.write(write, "\n".join(each for each in targets if str(folder) in each).encode())
-        os._exit(0)
-    os.close(write)
-    found = b""
-    while data := os.read(read, 65536):
-        found += data
-    os.close(read)
-    os.waitpid(pid, 0)
-    return found.decode().split()
+        return [each for each in targets if str(folder) in each]
+
+    found: list[str] = said_by_child(child)
+    return found
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "planted: not told"])

@@ -40,6 +40,7 @@ from fenced.values.model import (
     series_id,
 )
 from tests.conformance.authorities.test_ledger import picture
+from tests.forking import said_by_child
 from tests.sqlite.test_filesystem import mounted
 
 RUNTIME = BlockingRuntime()
@@ -214,9 +215,8 @@ def test_a_second_process_is_refused(path: Path, ledger: LedgerAuthority) -> Non
     other = opened(path)
     assert token_of(other, lease("b")) == token + 1
     other.abandon()
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def child() -> list[str]:
         said = []
         for again in (ledger, LedgerAuthority(path, RUNTIME)):
             try:
@@ -225,12 +225,9 @@ def test_a_second_process_is_refused(path: Path, ledger: LedgerAuthority) -> Non
             except Misconfigured as error:
                 said.append(str(error))
             again.abandon()
-        os.write(writer, json.dumps(said).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    os.close(writer)
-    forked, second = json.loads(os.read(reader, 10_000))
-    os.close(reader)
+        return said
+
+    forked, second = said_by_child(child)
     assert "forked child" in forked
     assert "used by another process" in second
     ended = mounted('exec "$1" -c "$2" "$3"', OPEN, path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections import Counter
@@ -22,6 +21,7 @@ from fenced import events
 from fenced.metrics import Recorder
 from fenced.metrics.hot import HALVED_SECONDS, NAMES_MAX, HotNames
 from fenced.metrics.table import TABLE
+from tests.forking import said_by_child
 
 Row = tuple[str, frozenset[tuple[str, str]]]
 
@@ -208,12 +208,12 @@ def test_a_span_for_each_hold_and_no_name_in_it(tmp_path: Path) -> None:
 
 def test_a_forked_child_begins_at_zero(tmp_path: Path) -> None:
     recorder = Recorder()
-    with fenced.Client(f"sqlite:///{tmp_path}/leases.db", on_event=recorder) as client, client.hold("a"):
-        with recorder.numbers.lock:  # as a thread that the child does not have
-            child = os.fork()
-            if child == 0:
-                os._exit(int("fenced_grants_total 0\n" not in recorder.text()))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with (
+        fenced.Client(f"sqlite:///{tmp_path}/leases.db", on_event=recorder) as client,
+        client.hold("a"),
+        recorder.numbers.lock,  # as a thread that the child does not have
+    ):
+        assert said_by_child(lambda: "fenced_grants_total 0\n" in recorder.text())
     assert "fenced_grants_total 1\n" in recorder.text()
 
 

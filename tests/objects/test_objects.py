@@ -7,7 +7,6 @@ import contextlib
 import io
 import itertools
 import json
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
@@ -35,6 +34,7 @@ from fenced.values.model import Credential, Stamp
 from fenced_testkit.servers import SeaweedServer
 from fenced_testkit.servers.seaweedfs import BUCKET
 from tests.bound import Bound
+from tests.forking import said_by_child
 
 pytestmark = pytest.mark.xdist_group("objects")
 NAME = "reports/daily.csv"
@@ -373,15 +373,13 @@ def test_obstore_in_a_forked_child() -> None:
     """Its threads are missing there: an error instead of a request without an end."""
     guard = Bound(ObjectGuard(), MemoryStore())
     guard.write(stamp(5), NAME, b"")
-    pid = os.fork()
-    if pid == 0:
-        try:
+
+    def child() -> str:
+        with pytest.raises(Misuse) as caught:
             guard.write(stamp(5), NAME, b"")
-        except Misuse:
-            os._exit(3)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        return caught.typename
+
+    assert said_by_child(child) == "Misuse"
 
 
 def test_wrong_stores() -> None:

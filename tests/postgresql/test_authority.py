@@ -1,6 +1,5 @@
 """What PostgreSQL adds to the kit: privileges, poolers, locks that others hold, and settings that do not fit."""
 
-import os
 import socket
 import threading
 import time
@@ -22,6 +21,7 @@ from fenced.values.model import Busy, Ended, Granted, Kept, Released, Unknown, g
 from fenced_testkit.servers import Pgbouncer, PostgresqlServer
 from tests.colours import alternating
 from tests.conformance.authorities.test_postgresql import Harness
+from tests.forking import inherits_no_lease
 
 RUNTIME = BlockingRuntime()
 
@@ -400,19 +400,7 @@ def test_leases_expire_by_the_servers_wall_clock(
 
 def test_a_forked_child_leaves_its_parents_connections_alone(postgresql_url: str) -> None:
     with fenced.Client(postgresql_url) as client:
-        lease = client.acquire("orders")
-        pid = os.fork()
-        if pid == 0:  # the child opens connections of its own, and its end closes only those
-            status = 1
-            try:
-                with client.hold("another") as mine:
-                    status = 0 if mine.token > lease.token and lease.state == "lost" else 2
-            finally:
-                os._exit(status)
-        _, ended = os.waitpid(pid, 0)
-        assert os.waitstatus_to_exitcode(ended) == 0
-        lease.check()
-        lease.release()
+        inherits_no_lease(client)
 
 
 def test_threads_share_a_few_connections(postgresql_server: PostgresqlServer, postgresql_url: str) -> None:

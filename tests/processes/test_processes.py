@@ -1,6 +1,5 @@
 """Real processes and real signals: fork, SIGKILL, SIGSTOP, interpreter exit, and many at once."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 
 import fenced
 from fenced.runtime.blocking import step
+from tests.forking import inherits_no_lease
 
 
 @pytest.fixture
@@ -101,30 +101,7 @@ def test_a_release_reaches_a_waiter_of_another_process(client: fenced.Client) ->
 
 
 def test_a_forked_child_inherits_no_lease(client: fenced.Client) -> None:
-    """The child's lease is lost, its client works, and the parent's lease lives on."""
-    lease = client.acquire("a", ttl=5)
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            said: list[object] = [str(lease.state), lease.lost_reason]
-            try:
-                lease.release()
-            except fenced.LeaseLost as error:
-                said.append(error.reason)
-            with client.try_hold("a") as mine:
-                said.append(mine is None)
-            with client.hold("b", ttl=5) as own:
-                said.append(own.token > lease.token)
-            os.write(writer, json.dumps(said).encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    os.close(writer)
-    assert json.loads(os.read(reader, 10_000)) == ["lost", "forked", "forked", True, True]
-    os.close(reader)
-    lease.check()
-    lease.release()
+    inherits_no_lease(client)
 
 
 FORKING = """

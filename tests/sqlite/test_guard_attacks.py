@@ -1,7 +1,6 @@
 """Ways round the guard that somebody found, each closed: they stay here so that they stay closed."""
 
 import asyncio
-import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from fenced.sql import AsyncGuard, Guard
 from fenced.stores.sqlite.guard.values import SqliteValues
 from fenced.testing.kit import stamp
 from fenced.values.model import Credential
+from tests.forking import said_by_child
 
 
 @pytest.fixture
@@ -168,12 +168,13 @@ def test_a_forked_child_writes_on_a_connection_of_its_own(path: Path) -> None:
     step(guard.open())
     step(guard.write(Credential((stamp(5),)), "orders/42", b"parent"))
     inherited = list(guard._idle)
-    child = os.fork()
-    if child == 0:
+
+    def child() -> bool:
         fresh = all(connection not in inherited for connection in guard._idle)
         step(guard.write(Credential((stamp(9),)), "orders/42", b"child"))
-        os._exit(0 if fresh and guard._idle[0] not in inherited else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return fresh and guard._idle[0] not in inherited
+
+    assert said_by_child(child) is True
     mark = step(guard.mark("orders/42"))
     assert mark is not None and mark.token == 9
     step(guard.close())

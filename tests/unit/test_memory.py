@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import fenced
 from fenced.runtime.blocking import step
+from tests.forking import said_by_child
 
 
 def test_clients_with_one_address_share_a_store() -> None:
@@ -51,21 +51,17 @@ def test_values_with_one_address_share_their_cells() -> None:
         assert fenced.Values("memory:others").peek("config").value is None
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_starts_with_an_empty_store() -> None:
     with fenced.Client("memory:forked") as client:
         lease = client.acquire("orders/42")
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                with (
-                    fenced.Client("memory:forked") as new,
-                    client.hold("orders/42", wait=0) as inherited,
-                    new.try_hold("orders/42") as busy,
-                ):
-                    status = 0 if busy is None and inherited.realm != lease.realm else 2
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def child() -> bool:
+            with (
+                fenced.Client("memory:forked") as new,
+                client.hold("orders/42", wait=0) as inherited,
+                new.try_hold("orders/42") as busy,
+            ):
+                return busy is None and inherited.realm != lease.realm
+
+        assert said_by_child(child) is True
         lease.check()

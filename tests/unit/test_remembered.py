@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import pytest
@@ -14,6 +13,7 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.memory.guard import MemoryCells, MemoryValues
 from fenced.testing.kit import NAME, by
 from fenced.values.contracts import Runtime, Task
+from tests.forking import said_by_child
 
 
 class Counting(MemoryCells):
@@ -141,13 +141,14 @@ def test_a_forked_child_has_a_cell_of_its_own() -> None:
     guard = made(cells, runtime)
     step(guard.write(by(5), NAME, b"1"))
     refuse(guard, 1)
-    child = os.fork()
-    if child == 0:
+
+    def child() -> list[int]:
         runtime.at += 1
         refuse(guard, 1)
         listed = [key for key in cells.blobs if key.startswith(key_of(AUDIT) + "/")]
-        os._exit(int(len(listed) != 2 or counted(made(cells, runtime)) != 2))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return [len(listed), counted(made(cells, runtime))]
+
+    assert said_by_child(child) == [2, 2]
 
 
 def test_no_lease_can_have_the_name_of_a_decision() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import os
 import re
 import secrets
 import time
@@ -24,6 +23,7 @@ from fenced.testing.inputs import ODD_NAMES
 from fenced.testing.kit import asking, granted
 from fenced.values.model import Busy, Ended, Granted, Kept, Released, Waiting, check_name, grant_id
 from fenced_testkit.servers import ZooKeeperServer
+from tests.forking import inherits_no_lease
 from tests.shifted import Shifted
 from tests.zookeeper.acting import RUNTIME, Pair, opened, paths_of, places, session_of, woken
 from tests.zookeeper.raw import Raw
@@ -403,23 +403,7 @@ def test_tls_and_a_certificate_of_nobody() -> None:
 def test_a_forked_child_leaves_its_parents_sessions_alone(zookeeper_url: str) -> None:
     # Patient: the child connects again with wait=0, which takes a busy machine longer than a client's usual patience.
     with fenced.Client(zookeeper_url, namespace=secrets.token_hex(8), patience=10) as client:
-        lease = client.acquire("orders", ttl=5)
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                with client.try_hold("orders") as mine:
-                    status = 0 if mine is None else 2
-                with client.hold("another", ttl=5) as other:
-                    other.check()
-            finally:
-                os._exit(status)
-        assert os.waitpid(child, 0)[1] == 0
-        lease.check()
-        assert client._authority is not None
-        lease.release()
-        with client.hold("orders"):
-            pass
+        inherits_no_lease(client)
 
 
 @pytest.mark.xdist_group("zookeeper")
