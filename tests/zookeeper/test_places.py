@@ -10,11 +10,14 @@ import pytest
 from fenced.drills.relay import Fault, Proxy
 from fenced.errors import Indeterminate
 from fenced.runtime.blocking import step
+from fenced.stores.zookeeper.authority.attempt import ZooKeeperAttempt
 from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
+from fenced.stores.zookeeper.authority.nodes import LockDelays
 from fenced.stores.zookeeper.authority.session import SessionCall, ZooKeeperSession
 from fenced.stores.zookeeper.authority.watching import PlaceWatch
+from fenced.stores.zookeeper.wire import jute
 from fenced.testing.kit import asking, granted
-from fenced.values.model import Ask, Granted, Kept, Released, Waiting, grant_id
+from fenced.values.model import Ask, Ended, Granted, Kept, Released, Waiting, grant_id
 from fenced_testkit.servers import ZooKeeperServer
 from tests.shifted import Shifted
 from tests.simulation.bugs_zookeeper import EventsAreBelieved, made_with
@@ -186,6 +189,24 @@ def test_a_waiter_first_at_one_name_keeps_it_from_those_behind(pair: Pair) -> No
     assert isinstance(step(two.ask(behind)), Waiting)
     assert step(one.release(both.secret)) == Released()
     step(granted(two, behind))
+
+
+def test_a_name_that_is_gone_before_its_lock_delay_is_written_is_read_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place was deleted after the queue was read, and the server removed the node of the name, which was empty."""
+    one, two = pair
+    announce = LockDelays.announce
+
+    async def gone_meanwhile(self: LockDelays, call: SessionCall, mine: ZooKeeperAttempt) -> bool:
+        monkeypatch.undo()
+        paths = [*mine.places.values(), self.nodes.paths.name("orders")]
+        self.nodes.check(*await call.exchange(*map(jute.delete, paths)))
+        return await announce(self, call, mine)
+
+    monkeypatch.setattr(LockDelays, "announce", gone_meanwhile)
+    assert step(one.ask(asking(RUNTIME, "orders", lock_delay=5.0))) == Ended("revoked")
+    step(granted(two, asking(RUNTIME, "orders", lock_delay=5.0)))
 
 
 def behind_one_that_wandered(url: str, kind: type[ZooKeeperAuthority]) -> object:

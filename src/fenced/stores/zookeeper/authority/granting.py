@@ -38,8 +38,8 @@ class Granting:
                 # The floor was raised, or the name was taken by force, while we were in the queue.
                 await self._mint(call, mine)
                 return None
-            if mine.lock_delay and not mine.delaying:
-                await self.delays.announce(call, mine)
+            if mine.lock_delay and not mine.delaying and not await self.delays.announce(call, mine):
+                return None
             token = look.space.token(mine.zxid)
             mine.token = token if token < TOKEN_MAX else await self._last_token(call, mine)
             if home.confirmed + home.ttl <= self.runtime.now():

@@ -166,13 +166,16 @@ class LockDelays:
     runtime: Runtime
     known: Callable[[str], ZooKeeperAttempt | None]
 
-    async def announce(self, call: SessionCall, mine: ZooKeeperAttempt) -> None:
-        """Before it is granted: if its client dies afterwards, the next one finds them."""
+    async def announce(self, call: SessionCall, mine: ZooKeeperAttempt) -> bool:
+        """Before it is granted: if its client dies afterwards, the next one finds them. False: it has lost a place."""
         text, paths = delay_text(mine.lock_delay), self.nodes.paths
         nodes = [jute.create(paths.delay(name, mine.public), text, self.nodes.acl) for name in mine.names]
         mine.announcing = True
-        await self.nodes.write(call, nodes, jute.NODE_EXISTS)  # they exist if an earlier reply was lost
-        mine.delaying, mine.announcing = True, False
+        # They exist if an earlier reply was lost. The node of a name goes only after all that was under it.
+        done = await self.nodes.write(call, nodes, jute.NODE_EXISTS, jute.NO_NODE)
+        mine.announcing = False
+        mine.delaying = done.failed is None or done.failed[1] == jute.NODE_EXISTS
+        return mine.delaying
 
     async def endings(self, call: SessionCall, mine: ZooKeeperAttempt, keep: float) -> list[bytes]:
         """Operations that release it. With `keep` they make lock_delay nodes that end so many seconds from now."""
