@@ -424,6 +424,9 @@ def test_a_renewal_reads_128_names_at_a_time(etcd_server: EtcdServer, authority:
 def test_a_forked_child_leaves_its_parents_connections_alone(etcd_server: EtcdServer) -> None:
     with fenced.Client(etcd_server.url(), namespace=secrets.token_hex(8), guarantee="best-effort") as client:
         inherits_no_lease(client)
+        authority = client._authority
+        assert isinstance(authority, EtcdAuthority)
+        assert not authority._wire.broken, "a connection of two processes breaks, and is replaced silently"
 
 
 # The attempt.
