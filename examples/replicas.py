@@ -29,7 +29,7 @@ from fenced.files import FileGuard
 from fenced.recipes.replicas import Behind, Entry, Log, Primary, ReplicaLog, drive
 
 HOST = "127.0.0.1"  # whoever can connect is believed: a real one needs TLS, or signed stamps
-ANSWER_SECONDS = 1.0
+ANSWER_SECONDS = 5.0
 ERRORS: dict[str, type[fenced.FencedError]] = {"StaleToken": fenced.StaleToken, "Behind": Behind}
 
 

@@ -227,9 +227,8 @@ class _Run:
         while not (found := truth()):
             if process.poll() is not None:
                 last = output.read_text(errors="replace").strip().splitlines()[-1:]
-                raise NotShown(
-                    f"the program ended (status {process.returncode}) before it {what}: {' '.join(last)}"
-                )
+                said = "".join(f": {line}" for line in last)
+                raise NotShown(f"the program ended (status {process.returncode}) before it {what}{said}")
             if now() > until:
                 raise NotShown(f"within {PATIENCE_SECONDS:g} s the program never {what}")
             if self._secret and now() > self._renew_at:
