@@ -78,5 +78,5 @@ export function drawHot(box, hot, choose) {
   box.hidden = !hot.length;
   box.querySelector("ol").replaceChildren(...hot.map((each) => element("li", {},
     element("button", { type: "button", onclick: () => choose(each.name) }, each.name),
-    element("span", { class: "soft" }, `waited for ${each.error ? "about " : ""}${number.format(each.count)} ${each.count === 1 ? "time" : "times"}`))));
+    element("span", { class: "soft" }, each.count === 1 && !each.error ? "waited for once" : `waited for ${each.error ? "about " : ""}${number.format(each.count)} times`))));
 }
