@@ -100,18 +100,18 @@ class MariadbOperator(Operator):
         return [
             Decision.of(
                 (
-                    *(at(at), text(guard), some(name), some(stamp), token, some(grant), seq),
+                    *(at(when), text(guard), some(name), some(stamp), token, some(grant), seq),
                     *(text(verdict), text(ruling), text(mode), text(who), None, None, some(address), pid),
                 )
             )
-            for at, guard, name, stamp, token, grant, seq, verdict, ruling, mode, who, address, pid in rows
+            for when, guard, name, stamp, token, grant, seq, verdict, ruling, mode, who, address, pid in rows
         ]
 
     async def history(self, table: str | None = None, limit: int = 100) -> list[Change]:
         """What operators did, the newest last."""
         return [
-            Change(at(at), text(who), "", some(guard), text(what), {"detail": text(detail)})
-            for at, who, guard, what, detail in await self._newest("history", table, limit)
+            Change(at(when), text(who), "", some(guard), text(what), {"detail": text(detail)})
+            for when, who, guard, what, detail in await self._newest("history", table, limit)
         ]
 
     async def _newest(self, what: str, table: str | None, limit: int) -> Rows:

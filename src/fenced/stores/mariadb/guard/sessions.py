@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from fenced.net.pool import ConnectionBroken
 from fenced.stores.mariadb.wire.connection import MariadbConnection, literal
 from fenced.stores.mariadb.wire.failures import ServerRefusal
+from fenced.values import timing
 from fenced.values.contracts import Runtime
 
 T = TypeVar("T")
@@ -177,10 +178,9 @@ class AsyncmySession:
 class WireSession:
     """A connection of our own values, with a deadline for each statement."""
 
-    def __init__(self, connection: MariadbConnection, runtime: Runtime, seconds: float) -> None:
+    def __init__(self, connection: MariadbConnection, runtime: Runtime) -> None:
         self._connection = connection
         self._runtime = runtime
-        self._seconds = seconds
         self._state: State = "idle"
 
     def state(self) -> State:
@@ -193,7 +193,7 @@ class WireSession:
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         sql = sql % tuple(map(_constant, parameters)) if parameters else sql
         try:
-            results = await self._connection.run([sql], self._runtime.now() + self._seconds)
+            results = await self._connection.run([sql], timing.call_until(self._runtime.now(), None))
         except ServerRefusal:
             raise
         except BaseException:

@@ -19,10 +19,10 @@ from fenced.stores.mariadb.guard.sessions import WireSession
 from fenced.stores.mariadb.guard.tables import MariadbTable
 from fenced.stores.mariadb.wire.connection import MariadbConnection, connect
 from fenced.stores.mariadb.wire.failures import ServerRefusal
+from fenced.values import timing
 from fenced.values.contracts import MANY_NAMES, SEVERAL_LEASES, Operator, Runtime, Trait
 from fenced.values.decision import Rule
 from fenced.values.model import Credential
-from fenced.values.timing import CALL_SECONDS
 
 T = TypeVar("T")
 
@@ -85,8 +85,8 @@ class MariadbValues(TableValues[WireSession]):
         return cls(url, runtime)
 
     async def _connect(self) -> WireSession:
-        made = await connect(self._address, self._runtime, self._runtime.now() + CALL_SECONDS, self._greet)
-        return WireSession(made, self._runtime, CALL_SECONDS)
+        until = timing.call_until(self._runtime.now(), None)
+        return WireSession(await connect(self._address, self._runtime, until, self._greet), self._runtime)
 
     async def _greet(self, connection: MariadbConnection, until: float) -> None:
         if self._isolation is not None:
