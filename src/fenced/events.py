@@ -175,8 +175,8 @@ class KeeperFailed:
 class GuardDecided:
     """A guard object of this process has refused an operation, or let one through that a later stage would refuse.
 
-    Guards over cells also tell of operations that raised a mark, with the verdict `admit`. Guards have no client: they
-    tell those who have called `observe_guards`.
+    Guards over cells and in SQLite also tell of operations that raised a mark, with the verdict `admit`. Guards have no
+    client: they tell those who have called `observe_guards`.
     """
 
     guard: str

@@ -46,7 +46,7 @@ from fenced.values.durations import duration
 @click.option(
     "--round-trip",
     type=duration(0.0, 60.0),
-    default="0.01",
+    default="0.01s",
     show_default=True,
     metavar="TIME",
     help="Of a renewal, at its slowest.",
