@@ -6,12 +6,14 @@ transaction mode.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, TypeVar
 
-from fenced.errors import Indeterminate, Misconfigured, Unavailable
+from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.leases.pooled import WaitingAttempts
 from fenced.leases.rowauthority import Kind, RowAuthority, Work
+from fenced.leases.rows import SWEEP_EVERY_TOKENS
 from fenced.leases.rules import NAMESPACE_ORDER
 from fenced.net.pool import Pool, Wires
 from fenced.stores.mariadb.address import MariadbAddress
@@ -26,6 +28,7 @@ from fenced.stores.mariadb.authority.rows import (
     queue_query,
 )
 from fenced.stores.mariadb.authority.session import Session, Transaction
+from fenced.stores.mariadb.authority.usual import give, take
 from fenced.stores.mariadb.wire.connection import MariadbConnection, connect
 from fenced.values import timing
 from fenced.values.contracts import Runtime, Trait
@@ -45,6 +48,8 @@ from fenced.values.model import (
 )
 
 T = TypeVar("T")
+Usual = Callable[[Session, Transaction], Awaitable[T | None]]
+"""A shorter way that may do what is asked for; None: it did nothing."""
 CONNECTIONS_MAX = 8
 INSTALL_SECONDS = 60.0
 """How long making the tables may take if the caller sets no deadline; it may wait for another client's installation."""
@@ -62,6 +67,8 @@ class MariadbAuthority(RowAuthority):
     """One client's access to the tables of a database."""
 
     connections: ClassVar[int] = CONNECTIONS_MAX
+    shortens: ClassVar[bool] = True
+    """Whether the usual cases are one request. The answers are the same without that."""
     traits: ClassVar[tuple[Trait, ...]] = (
         NAMESPACE_ORDER,
         Trait(
@@ -111,6 +118,8 @@ class MariadbAuthority(RowAuthority):
         self._namespace_name = check_name(namespace)
         self._namespace = 0
         self._doubts: tuple[str, ...] = ()
+        self._floor = 0
+        """As it was found last; a shortcut that finds another one does nothing."""
         self._abandoned = False
         self._wires: Wires[Session] = Wires()
         self._sessions = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
@@ -156,20 +165,32 @@ class MariadbAuthority(RowAuthority):
         *,
         names: frozenset[str] = frozenset(),
         facts: Sequence[str] = (),
+        near: str = "",
         repeatable: bool = True,
+        usual: Usual[T] | None = None,
     ) -> T:
-        """One transaction. Unavailable, and not Indeterminate, if no try of it had begun to commit."""
+        """One transaction. Unavailable, and not Indeterminate, if no try of it had begun to commit.
+
+        `usual` is tried first, and only once: after it nobody knows what a repetition would find.
+        """
         until = timing.call_until(self._runtime.now(), until)
-        todo = Transaction(self._namespace, kind, names, facts, self._doubts)
+        todo = Transaction(self._namespace, kind, names, facts, self._doubts, self._floor, near)
         pool = self._keeping if kind is Kind.RENEWS else self._sessions
+        shortcuts = [usual] if usual is not None and self.shortens else []
+
+        async def carry_out(session: Session) -> T:
+            if shortcuts and (answer := await shortcuts.pop()(session, todo)) is not None:
+                return answer
+            return await session.transact(work, todo, until)
+
         try:
-            return await pool.request(
-                lambda session: session.transact(work, todo, until), until, repeatable=repeatable
-            )
+            return await pool.request(carry_out, until, repeatable=repeatable)
         except Indeterminate as error:
             if todo.committing:
                 raise
             raise Unavailable(str(error)) from error
+        finally:
+            self._floor = todo.floor
 
     # Opening.
 
@@ -198,17 +219,26 @@ class MariadbAuthority(RowAuthority):
     async def _ask(self, ask: Ask, public: str, until: float) -> AskAnswer:
         queries = (claim_query, before_query, ahead_query) if ask.wait else (claim_query, before_query)
         facts = [query(self._namespace, name) for name in ask.names for query in queries]
+        again = public in self._names
         answer = await self._carry_out(
             lambda algorithm: (algorithm.ask(ask), ()),
             until,
             Kind.MINTS,
             names=frozenset(ask.names),
             facts=[attempts_query([public]), *facts, SQL["number"]],
+            usual=None if again else lambda session, todo: take(session, todo, ask, public, until),
         )
         if isinstance(answer, Granted | Waiting):
             self._remember(public, ask.names)
             self._look_after = LOOK_FIRST_SECONDS
+        if isinstance(answer, Granted) and answer.token % SWEEP_EVERY_TOKENS == 0 and not again:
+            with contextlib.suppress(FencedError):  # of the sweep; the grant is made
+                await self._sweep(public, until)
         return answer
+
+    async def _sweep(self, near: str, until: float) -> None:
+        """What the algorithm does with one in this many of its own grants."""
+        await self._carry_out(lambda algorithm: (algorithm.tidy(), ()), until, Kind.ENDS, near=near)
 
     def _remember(self, public: str, names: tuple[str, ...]) -> None:
         self._names[public] = names
@@ -229,22 +259,44 @@ class MariadbAuthority(RowAuthority):
         return answers
 
     async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
-        return await self._end(secret, lambda algorithm: algorithm.release(secret, keep), until)
+        public = grant_id(secret)
+        names = self._names.get(public, ())
+        limit = timing.call_until(self._runtime.now(), until)
+        return await self._end(
+            public,
+            lambda algorithm: algorithm.release(secret, keep),
+            limit,
+            (lambda session, todo: give(session, todo, public, names, limit)) if names and not keep else None,
+        )
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._end(secret, lambda algorithm: algorithm.withdraw(secret), until)
+        return await self._end(grant_id(secret), lambda algorithm: algorithm.withdraw(secret), until)
 
-    async def _end(self, secret: str, work: Work[ReleaseAnswer], until: float | None) -> ReleaseAnswer:
-        public = grant_id(secret)
+    async def _end(
+        self,
+        public: str,
+        work: Work[ReleaseAnswer],
+        until: float | None,
+        usual: Usual[ReleaseAnswer] | None = None,
+    ) -> ReleaseAnswer:
         self._waiting.pop(public, None)
-        answer = await self._about([public], work, until, Kind.ENDS)
+        answer = await self._about([public], work, until, Kind.ENDS, usual)
         self._names.pop(public, None)
         return answer
 
-    async def _about(self, publics: Sequence[str], work: Work[T], until: float | None, kind: Kind) -> T:
+    async def _about(
+        self,
+        publics: Sequence[str],
+        work: Work[T],
+        until: float | None,
+        kind: Kind,
+        usual: Usual[T] | None = None,
+    ) -> T:
         """What is done to attempts that are known by their ids alone."""
         names = frozenset(name for public in publics for name in self._names.get(public, ()))
-        return await self._carry_out(work, until, kind, names=names, facts=[attempts_query(publics)])
+        return await self._carry_out(
+            work, until, kind, names=names, facts=[attempts_query(publics)], usual=usual
+        )
 
     async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
         name = check_name(name)

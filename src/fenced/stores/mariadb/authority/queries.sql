@@ -94,6 +94,31 @@ SELECT floor, lineage, UUID_SHORT() >> 24 FROM fenced_namespace WHERE id = {name
 -- raise_floor: Count from here from now on, in this history.
 UPDATE fenced_namespace SET floor = {floor}, lineage = {lineage} WHERE id = {namespace};
 
+-- take_free: Grant a name that nobody holds or waits for, in the history that the client knows: the usual case of `ask`.
+-- The name is locked, and its number was drawn just now. Nothing is granted to an attempt that has a row.
+INSERT IGNORE INTO fenced_attempt (id, namespace, state, names, ttl, lock_delay, ticket, token, expires, forget, holder)
+SELECT {id}, s.id, 'granted', {names}, {ttl}, {lock_delay}, 0, s.floor + LAST_INSERT_ID(), c.now + {ttl},
+  c.now + {over}, {holder}
+FROM (SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000 AS now) c
+STRAIGHT_JOIN fenced_namespace s STRAIGHT_JOIN fenced_name n ON n.namespace = s.id
+WHERE s.id = {namespace} AND s.floor = {floor} AND s.lineage = {lineage} AND UUID_SHORT() >> 24 = {start}
+AND s.floor + LAST_INSERT_ID() <= {token_max} AND n.name = {name} AND NOT n.held
+AND NOT EXISTS (SELECT 1 FROM fenced_queue q WHERE q.namespace = {namespace} AND q.name = {name})
+LOCK IN SHARE MODE;
+
+-- taken: The name is its own, if the statement before has granted it.
+UPDATE fenced_name SET attempt = {id}, held = TRUE WHERE namespace = {namespace} AND name = {name} AND ROW_COUNT() = 1;
+
+-- end_held: Release a lease that has not expired: the usual case of `release`. Its names are locked.
+UPDATE fenced_attempt SET state = 'released',
+  forget = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000 + GREATEST({remember}, 4 * ttl)
+WHERE id = {id} AND namespace = {namespace} AND state = 'granted'
+AND expires > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000;
+
+-- given: Nobody holds its names, if the statement before has released it.
+UPDATE fenced_name SET held = FALSE
+WHERE namespace = {namespace} AND name IN ({names}) AND attempt = {id} AND ROW_COUNT() = 1;
+
 -- clock: The server's clock in microseconds since 1970, at the start of this statement, whatever time zone the session has.
 SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6));
 

@@ -81,15 +81,17 @@ class MariadbRows:
         floor: int = 0,
         lineage: str = "",
         stopped: FencedError | None = None,
+        near: str = "",
     ) -> None:
         self.namespace = namespace
         self._journal = journal
         self._locked = locked
         """None: this transaction only reads, from a snapshot."""
-        self._floor = floor
+        self.floor = floor
         self._lineage = lineage
         self._stopped = stopped
         """Why this server may not mint."""
+        self._near = near
         self._asked: AttemptRow | None = None
         self._known: set[str] = set()
         """The attempts that have a row."""
@@ -121,7 +123,7 @@ class MariadbRows:
     def mint(self) -> int:
         if self._stopped is not None:
             raise self._stopped
-        token = self._floor + self.next_ticket()
+        token = self.floor + self.next_ticket()
         if token > TOKEN_MAX:
             raise tokens_used_up()
         return token
@@ -133,9 +135,9 @@ class MariadbRows:
     def raise_floor(self, above: int) -> int:
         """Its lock waits for all grants that have read the old floor; those that come later have greater numbers."""
         number = self.next_ticket()
-        floor = max(self._floor, above - number)
-        self._write("raise_floor", floor=floor, lineage=literal(self._lineage))
-        return floor + number
+        self.floor = max(self.floor, above - number)
+        self._write("raise_floor", floor=self.floor, lineage=literal(self._lineage))
+        return self.floor + number
 
     # Attempts.
 
@@ -206,6 +208,8 @@ class MariadbRows:
 
     def overdue(self, now: int, near: str = "", limit: int = 0) -> list[AttemptRow]:
         """Those whose names nobody has locked; the others are left to a later call. Nobody is waited for."""
+        if not near and self._near:
+            near, limit = self._near, SWEEP_AT_GRANT
         if limit in (0, SWEEP_AT_GRANT):
             self._drop_numbers()
         found = SQL["overdue_near" if near else "overdue"]

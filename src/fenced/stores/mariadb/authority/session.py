@@ -51,6 +51,10 @@ class Transaction:
     """What the algorithm asks for first."""
     doubts: tuple[str, ...]
     """Those that `open` has reported. A server with any other doubt mints no token."""
+    floor: int = 0
+    """The floor as it was found last."""
+    near: str = ""
+    """Near which id to sweep, if `tidy` is not to look everywhere."""
     committing: bool = False
     """From here on it may have been carried out."""
 
@@ -97,9 +101,22 @@ class Session:
             raise
         return results[-2].rows
 
+    async def shorten(self, script: Sequence[str], todo: Transaction, until: float) -> list[Result] | None:
+        """Carry a script out that is a whole transaction. None: it was refused, and nothing happened."""
+        todo.committing = True
+        try:
+            results = await self._connection.run([*_WRITES, *script, "COMMIT"], until)
+        except ServerRefusal as refusal:
+            if refusal.at == len(_WRITES) + len(script) and refusal.code not in CONFLICTS:
+                raise Indeterminate(f"{self.where}: the commit was answered with {refusal}") from refusal
+            await self._undo(until)
+            todo.committing = False
+            return None
+        return results[len(_WRITES) : -1]
+
     async def transact(self, work: Work[T], todo: Transaction, until: float) -> T:
         """Do `work`. After a ConnectionBroken it may have been done if `todo.committing` says so, else it was not."""
-        if todo.kind is Kind.MINTS and self._weakened(todo):
+        if todo.kind is Kind.MINTS and self.weakened(todo):
             await self.read_settings(until)  # they may have been corrected since
         while True:
             try:
@@ -141,19 +158,20 @@ class Session:
         asked = [*floor, SQL["clock"], *todo.facts]
         results = await self._connection.run([*opening, *asked, _WATCHED], until)
         found = results[len(opening) : -1]
-        count, stopped = 0, None
+        stopped = None
         if mints:
-            (count, lineage, start), *_ = found.pop(0).rows
+            (todo.floor, lineage, start), *_ = found.pop(0).rows
             stopped = self._stopped(lineage.decode(), start, todo)
         ((now,),) = found.pop(0).rows
         journal = Journal(dict(zip(todo.facts, found, strict=True)))
         while True:
             journal.rewind()
             locked = None if reads else todo.names
-            rows = MariadbRows(journal, todo.namespace, locked, count, self.lineage, stopped)
+            rows = MariadbRows(journal, todo.namespace, locked, todo.floor, self.lineage, stopped, todo.near)
             try:
                 answer, _ = work(LeaseAlgorithm(rows, now * 1000))
                 rows.settle(answer)
+                todo.floor = rows.floor
             except Missing:
                 journal.record(await self._connection.run(journal.unsent, until))
             else:
@@ -163,7 +181,7 @@ class Session:
         """Why this server may not mint a token."""
         if start != self.settings.start:
             raise _OtherServer
-        if new := self._weakened(todo):
+        if new := self.weakened(todo):
             return Misconfigured(
                 f"{self.where}: tokens could not repeat when this client was opened, and now they could: "
                 f"{'; '.join(new)}. Correct the settings, or open a client with guarantee='best-effort' "
@@ -173,7 +191,7 @@ class Session:
             return Misconfigured(f"{self.where}: {other_history(lineage, self.lineage)}")
         return None
 
-    def _weakened(self, todo: Transaction) -> list[str]:
+    def weakened(self, todo: Transaction) -> list[str]:
         """The doubts about this server that `open` did not report."""
         return [doubt for doubt in self.settings.doubts() if doubt not in todo.doubts]
 

@@ -75,7 +75,9 @@ class AsyncmyDriver:
                 await connection.query(script)
                 while True:
                     result = connection._result
-                    results.append(Result(result.rows or (), result.insert_id or 0))
+                    results.append(
+                        Result(result.rows or (), result.insert_id or 0, result.affected_rows or 0)
+                    )
                     if not result.has_next:
                         break
                     await connection.next_result()

@@ -118,7 +118,7 @@ class PymysqlDriver:
             connection.query(script)
             while True:
                 result: Any = connection._result  # type: ignore[attr-defined]
-                results.append(Result(result.rows or (), result.insert_id or 0))
+                results.append(Result(result.rows or (), result.insert_id or 0, result.affected_rows or 0))
                 if not result.has_next:
                     break
                 connection.next_result()

@@ -26,6 +26,8 @@ _PLAIN = re.compile(r"[ -&(-\[\]-~]*")
 class Result(NamedTuple):
     rows: tuple[Row, ...]
     insert_id: int
+    changed: int = 0
+    """How many rows the statement changed."""
 
 
 def literal(text: str) -> str:
