@@ -70,6 +70,7 @@ class PauseMeter:
         self._path = record
         self._file: TextIO | None = None
         self._lines = 0
+        self._began = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fenced-pauses", daemon=True)
 
@@ -77,6 +78,7 @@ class PauseMeter:
         if self._path is not None:
             self._file = open(self._path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (stop closes it)
             self._write(fenced=FORMAT, began=clocks.wall_time(), every=self.every)
+        self._began = clocks.now()  # a pause in which the thread starts counts, too
         self._thread.start()
         return self
 
@@ -94,7 +96,7 @@ class PauseMeter:
 
     def _run(self) -> None:
         now, stopping, every = clocks.now, self._stopping.is_set, self.every
-        began = noted = before = now()
+        began = noted = before = self._began
         while not stopping():
             time.sleep(every)  # noqa: TID251 (a thread that measures the sleep itself)
             after = now()

@@ -44,7 +44,7 @@ def test_the_meter_sees_that_its_process_was_stopped(tmp_path: Path) -> None:
         process.communicate("\n")
     recording = Recording.read(path)
     assert max(length for _, length in recording.pauses) >= lasted - PauseMeter().every
-    assert recording.seconds > lasted and sum(recording.counts.values()) > 0
+    assert recording.seconds > lasted - 0.001 and sum(recording.counts.values()) > 0
 
 
 def test_a_recording_of_a_meter_that_was_killed_counts_as_far_as_it_was_noted(tmp_path: Path) -> None:
