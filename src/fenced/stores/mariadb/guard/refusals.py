@@ -72,6 +72,10 @@ _MEANING: dict[int, tuple[type[FencedError], str]] = {
     1290: (Misconfigured, "; a guarded write needs a server that takes writes"),
     1792: (Misconfigured, "; a guarded write needs a read-write transaction"),
 }
+_SAID = re.compile(
+    r"(?P<name>.+): (?P<says>(?:token|this|a later|not covered|not a stamp|the stamp|the write) .*)"
+)
+"""What a message says, of a statement whose session cannot be asked for the details."""
 _DETAIL = re.compile(
     r"(?P<verdict>\w+),(?P<scope>[0-9A-F]*),(?P<table>[0-9A-F]*),(?P<name>[0-9A-F]*),(?P<stamp>[0-9A-F]*),"
     r"(?P<token>\d+),(?P<grant>\w*),(?P<seq>-?\d+),(?P<realm>\w*),(?P<mode>.+)"
@@ -142,7 +146,9 @@ class ServerError:
                 table=detail.table,
                 realm=detail.realm,
             )
-        return error_for(VERDICTS[self.code], name=None, says=self.says)
+        found = _SAID.fullmatch(self.says)
+        name, says = (found["name"], found["says"]) if found else (None, self.says)
+        return error_for(VERDICTS[self.code], name=name, says=says)
 
     def typed(self, *, committing: bool = False) -> FencedError:
         """The typed error for an error of one of our own statements."""

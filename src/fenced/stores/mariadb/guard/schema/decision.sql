@@ -81,7 +81,7 @@ BEGIN
     SELECT realm INTO v_realm FROM fenced_guard.trust WHERE scope = p_scope LOCK IN SHARE MODE;
   END IF;
   SET @fenced_refused = CONCAT_WS(',', p_verdict, HEX(p_scope), HEX(p_table), HEX(COALESCE(p_name, '')), HEX(COALESCE(p_stamp, '')),
-    COALESCE(p_token, 0), COALESCE(p_grant, ''), COALESCE(p_seq, 0), v_realm, p_mode);
+    COALESCE(p_token, 0), COALESCE(p_grant, ''), COALESCE(p_seq, 0), COALESCE(v_realm, ''), COALESCE(p_mode, ''));
   SET v_errno = 900 + FIELD(p_verdict, 'stale', 'duplicate', 'out_of_order', 'reused', 'uncovered', 'foreign', 'missing', 'invalid',
     'forged', 'applied');
   SET v_says = CASE p_verdict
