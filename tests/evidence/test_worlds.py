@@ -1,5 +1,7 @@
 """The evidence of the worlds: new seeds of every kind, and broken promises are listed, not hidden."""
 
+import ast
+
 import pytest
 
 from evidence import worlds
@@ -51,6 +53,12 @@ def test_runs_of_the_same_code_are_added_and_others_replaced() -> None:
         "broken": {"1": "I3"},
         "counts": {"grants": 9, "overtaken": 1},
     }
+
+
+def test_the_digest_is_of_what_the_code_does() -> None:
+    said = """'Says.'\nclass A:\n    'Says.'\n    x: int = 1  # says\n    'Says.'\n"""
+    assert worlds._statements(ast.parse(said)) == worlds._statements(ast.parse("class A:\n    x: int = 1"))
+    assert worlds._statements(ast.parse(said)) != worlds._statements(ast.parse("class A:\n    x: int = 2"))
 
 
 def test_the_digest_is_of_the_code_that_runs_in_these_worlds() -> None:
