@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenced.http1.bodies import Chunks, chunk
-from fenced.http1.heads import BadMessage
+from fenced.http1.bodies import COPIED_BYTES, Chunks, after, body_of, chunk
+from fenced.http1.heads import UNTIL_CLOSE, BadMessage
 from tests.proxy.test_passing import Other
+
+LONG = [b"x" * size for size in (COPIED_BYTES, COPIED_BYTES + 1, 3 * COPIED_BYTES)]
 
 
 @given(
-    st.lists(st.binary(min_size=1, max_size=20)),
-    st.lists(st.integers(0, 100)),
+    st.lists(st.binary(min_size=1, max_size=20) | st.sampled_from(LONG)),
+    st.lists(st.integers(0, 40_000)),
     st.sampled_from((b"", b"X: 1\r\n")),
 )
 def test_chunks_in_any_pieces(pieces: list[bytes], cuts: list[int], trailers: bytes) -> None:
@@ -29,6 +31,23 @@ def test_chunks_in_any_pieces(pieces: list[bytes], cuts: list[int], trailers: by
         found, rest = chunks.feed(memoryview(sent)[start:end])
         got += b"".join(found)
     assert got == b"".join(pieces) and rest == b"GET"
+
+
+@given(st.binary(max_size=30) | st.sampled_from(LONG), st.lists(st.integers(0, 40_000)))
+def test_a_body_of_a_length_in_any_pieces(body: bytes, cuts: list[int]) -> None:
+    sent = body + b"GET"
+    counted, whole, got, rest = body_of(len(body)), body_of(UNTIL_CLOSE), b"", b""
+    for start, end in pairwise(sorted({0, len(sent), *(cut % len(sent) for cut in cuts)})):
+        data = after(sent[:end], start)
+        assert whole.feed(data) == ([data], None)
+        if len(got) < len(body) or not start:
+            found, after_it = counted.feed(data)
+            got += b"".join(found)
+            rest += bytes(after_it or b"")
+            assert (after_it is None) == (end < len(body))
+        else:
+            rest += bytes(data)
+    assert (got, rest) == (body, b"GET")
 
 
 PIECES = (

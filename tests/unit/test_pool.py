@@ -89,8 +89,10 @@ def test_a_caller_that_waits_too_long_leaves_its_turn() -> None:
             await scene.request("c", nothing, seconds=0.05)
         go.set()
         await asyncio.gather(*busy)
-        await scene.request("d", nothing)
-        assert scene.order == ["a", "b", "d"]
+        together = [scene.request(name, _settle) for name in "de"]
+        await _settle()
+        assert scene.order == ["a", "b", "d", "e"], "neither connection went to the one who has left"
+        await asyncio.gather(*together)
 
     story(play)
 
@@ -170,5 +172,73 @@ def test_closing_closes_what_is_in_use_when_it_comes_back() -> None:
         go.set()
         await busy
         assert scene.made[0].closed
+
+    story(play)
+
+
+def test_a_definite_no_leaves_the_connection_to_the_next_request() -> None:
+    async def play(scene: Story) -> None:
+        async def no() -> None:
+            raise Misconfigured("forbidden")
+
+        for _ in range(5):
+            with pytest.raises(Misconfigured):
+                await scene.request("a", no)
+        assert len(scene.made) == 1 and not scene.made[0].closed and scene.pool.broken == 0
+
+    story(play)
+
+
+@pytest.mark.parametrize("hops", range(8))
+def test_a_connection_that_is_handed_to_a_cancelled_caller_is_passed_on(hops: int) -> None:
+    """At whatever step: else the pool would have one connection less for ever."""
+
+    async def play(scene: Story) -> None:
+        first, go = asyncio.Event(), asyncio.Event()
+        busy = scene.request("a", first.wait), scene.request("b", go.wait)
+        await _settle()
+        cancelled = scene.request("c", nothing)
+        await _settle()
+        first.set()
+        for _ in range(hops):
+            await asyncio.sleep(0)
+        cancelled.cancel()
+        await _settle()
+        later = scene.request("d", go.wait)
+        await _settle()
+        assert scene.order[-1] == "d", "a connection is free while another one is used"
+        go.set()
+        await asyncio.gather(*busy, later, cancelled, return_exceptions=True)
+
+    story(play)
+
+
+def test_a_break_closes_the_idle_connections_too_and_is_counted() -> None:
+    async def play(scene: Story) -> None:
+        await asyncio.gather(scene.request("a", nothing), scene.request("b", nothing))
+        errors = [ConnectionBroken("reset")]
+
+        async def work(connection: Connection) -> None:
+            if errors:
+                raise errors.pop()
+
+        await scene.pool.request(work, scene.runtime.now() + 5)
+        assert [each.closed for each in scene.made] == [True, True, False] and scene.pool.broken == 1
+        # Both left room: two requests at once find it.
+        await asyncio.gather(scene.request("c", _settle), scene.request("d", _settle))
+        assert len(scene.made) == 4
+
+    story(play)
+
+
+def test_an_abandoned_pool_closes_what_is_idle_and_what_comes_back() -> None:
+    async def play(scene: Story) -> None:
+        go = asyncio.Event()
+        busy = scene.request("a", go.wait)
+        await scene.request("b", nothing)
+        scene.pool.abandon()
+        go.set()
+        await busy
+        assert [each.closed for each in scene.made] == [True, True]
 
     story(play)
