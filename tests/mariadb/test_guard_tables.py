@@ -208,8 +208,8 @@ def test_a_child_of_a_cascading_key_is_refused(action: str, db: Any) -> None:
     run(
         db,
         *split(TABLES),
-        "CREATE TABLE parts (id int PRIMARY KEY, of int, "
-        f"FOREIGN KEY (of) REFERENCES orders (id) {action}) ENGINE = InnoDB",
+        "CREATE TABLE parts (id int PRIMARY KEY, whole int, "
+        f"FOREIGN KEY (whole) REFERENCES orders (id) {action}) ENGINE = InnoDB",
     )
     parts = Guard(table="parts", name="parts/{id}")
     with pytest.raises(Unsupported, match="without firing its triggers"):

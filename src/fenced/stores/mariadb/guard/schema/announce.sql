@@ -34,28 +34,27 @@ admit: BEGIN
   SET v_text = LEFT(SUBSTRING_INDEX(SUBSTRING_INDEX(p_stamp, ':', 4), ':', -1), 40);
   SET s_seq = CASE WHEN v_text = '-' THEN 0 WHEN LENGTH(v_text) <= 16 AND CONVERT(v_text USING utf8mb4) REGEXP '^[0-9]+$' THEN CAST(v_text AS SIGNED) ELSE -1 END;
   SET s_grant = SUBSTRING_INDEX(SUBSTRING_INDEX(p_stamp, ':', 5), ':', -1);
-  SELECT realm, floor, proof INTO v_realm, v_floor, v_proof FROM fenced_guard.trust
-  WHERE scope = p_scope LOCK IN SHARE MODE;
-  IF s_token < 1 OR s_token > 9007199254740991 OR s_seq < 0 OR s_seq > 9007199254740991 THEN
-    SET p_verdict = 'invalid';
-    LEAVE admit;
-  ELSEIF v_realm <> v_stamped THEN
-    SET p_verdict = 'foreign';
-    LEAVE admit;
-  ELSEIF NOT p_covered THEN
-    SET p_verdict = 'uncovered';
-    LEAVE admit;
-  END IF;
-  SET v_operation = IF(p_step = 'write', p_operation, NULL);
   IF NOT p_refuses THEN  -- 0 on MariaDB; MySQL makes it a second
     SET SESSION innodb_lock_wait_timeout = 0;
   END IF;
+  SELECT realm, floor, proof INTO v_realm, v_floor, v_proof FROM fenced_guard.trust
+  WHERE scope = p_scope LOCK IN SHARE MODE;
+  IF s_token < 1 OR s_token > 9007199254740991 OR s_seq < 0 OR s_seq > 9007199254740991 THEN
+    SET p_verdict = 'invalid', SESSION innodb_lock_wait_timeout = v_wait;
+    LEAVE admit;
+  ELSEIF v_realm <> v_stamped THEN
+    SET p_verdict = 'foreign', SESSION innodb_lock_wait_timeout = v_wait;
+    LEAVE admit;
+  ELSEIF NOT p_covered THEN
+    SET p_verdict = 'uncovered', SESSION innodb_lock_wait_timeout = v_wait;
+    LEAVE admit;
+  END IF;
+  SET v_operation = IF(p_step = 'write', p_operation, NULL);
   -- Creates the mark, or locks it exclusively, without a lock on the gap beside it. A lock in share mode first would be one.
   INSERT INTO fenced_guard.mark (scope, name, token, grant_id, seq) VALUES (p_scope, p_name, 0, '', 0)
   ON DUPLICATE KEY UPDATE seq = seq;
   SELECT token, grant_id, seq, operation INTO m_token, m_grant, m_seq, v_kept FROM fenced_guard.mark
   WHERE scope = p_scope AND name = p_name FOR UPDATE;
-  SET SESSION innodb_lock_wait_timeout = v_wait;
   SET p_verdict = fenced_guard.judge(m_token, m_grant, m_seq, v_kept, s_token, s_grant, s_seq, p_rule, p_step <> 'write', v_operation);
   IF p_verdict IN ('admit', 'rises') AND p_step = 'announce' AND p_rule <> 'retry' AND s_seq = 0 THEN
     SET p_verdict = 'invalid';  -- the write that follows would be invalid
@@ -72,6 +71,7 @@ admit: BEGIN
   ELSEIF m_token = 0 THEN
     DELETE FROM fenced_guard.mark WHERE scope = p_scope AND name = p_name AND token = 0;
   END IF;
+  SET SESSION innodb_lock_wait_timeout = v_wait;
 END
 $$
 -- Announce each name in the order given, which is the same for everybody, so that two announcements cannot deadlock.
@@ -145,6 +145,7 @@ CREATE PROCEDURE fenced_guard.enter(
 enter: BEGIN
   DECLARE v_token BIGINT;
   DECLARE v_grant VARBINARY(32);
+  DECLARE v_short BOOLEAN DEFAULT FALSE;
   {refuse_open}
   START TRANSACTION;
   SAVEPOINT fenced_guard;
@@ -154,10 +155,12 @@ enter: BEGIN
     SET SESSION wait_timeout = p_left;
   END IF;
   IF p_again THEN
-    SELECT m.token, m.grant_id INTO v_token, v_grant
-    FROM fenced_guard.guard g STRAIGHT_JOIN fenced_guard.trust t STRAIGHT_JOIN fenced_guard.mark m
-    WHERE g.scope = p_scope AND g.tbl = p_table AND g.rule = 'retry' AND COALESCE(p_rule, 'retry') = 'retry'
-      AND t.scope = p_scope AND t.realm = SUBSTRING(p_stamps, 3, 16) AND m.scope = p_scope AND m.name = SUBSTRING(p_names, 3)
+    SELECT rule = 'retry' AND COALESCE(p_rule, 'retry') = 'retry' AND mode IN ('enforce', 'require') AND NOT patterned AND lifted IS NULL
+    INTO v_short FROM fenced_guard.guard WHERE scope = p_scope AND tbl = p_table LOCK IN SHARE MODE;
+  END IF;
+  IF v_short THEN  -- a mode that refuses nothing must not wait for a lock, either
+    SELECT m.token, m.grant_id INTO v_token, v_grant FROM fenced_guard.trust t STRAIGHT_JOIN fenced_guard.mark m
+    WHERE t.scope = p_scope AND t.realm = SUBSTRING(p_stamps, 3, 16) AND m.scope = p_scope AND m.name = SUBSTRING(p_names, 3)
     LOCK IN SHARE MODE;
     IF CONCAT(':', v_token, ':') = SUBSTRING(p_stamps, 19, LENGTH(v_token) + 2) AND LOCATE(CONCAT(':', v_grant, ':'), p_stamps) > 0 THEN
       SET @fenced_lines = CONCAT(x'0A', p_scope, '/', SUBSTRING(p_names, 3), x'094109', v_token, x'09', v_grant, x'0930', x'09', p_stamps,
