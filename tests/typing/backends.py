@@ -11,6 +11,7 @@ from fenced.stores.etcd.guard.values import EtcdValues
 from fenced.stores.files.guard.values import FileValues
 from fenced.stores.ledger.authority.authority import LedgerAuthority
 from fenced.stores.mariadb.authority.authority import MariadbAuthority
+from fenced.stores.mariadb.guard.values import MariadbValues
 from fenced.stores.memory.authority import MemoryAuthority
 from fenced.stores.memory.guard import MemoryValues
 from fenced.stores.objects.guard.values import ObjectValues
@@ -42,6 +43,7 @@ _GUARDS = (
     DynamoValues,
     EtcdValues,
     FileValues,
+    MariadbValues,
     MemoryValues,
     ObjectValues,
     PostgresqlValues,
