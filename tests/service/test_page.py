@@ -8,6 +8,7 @@ import json
 import re
 import secrets
 import sqlite3
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator, Iterator
@@ -21,6 +22,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import fenced
 from evidence.live_page import CHROMIUM, Cast, GuardedOrders
+from fenced.client.reaching import operate
 from fenced.work import Claims
 from fenced_testkit.servers import RedisServer, ServiceServer
 
@@ -328,6 +330,39 @@ def test_names_that_need_attention_are_shown(opened: Opened, site: Site) -> None
     assert found.violations_count == 0, found.generate_report()
 
 
+NOTICES = """async (events) => {
+  const { notices } = await import("/watch.js"), now = Date.now() / 1000;
+  const holder = { label: "worker", host: "", pid: 0 }, of = (name, since, waiting_since) =>
+    ({ name, held_by: { holder }, waiting: 1, since: now - since, waiting_since: now - waiting_since });
+  const guards = [{ url: "g", realm: "r", tables: [{ guard: "orders", wrong: [], highest: 9 }] }];
+  const say = (lastToken) => notices({ problem: "", alerts: [], guards, events, realm: "r", lastToken, views:
+    [of("a", 900, 601), of("b", 599, 900), of("c", 900, 599), of("d", 4000, 5000), of("e", 700, 700), of("f", 800, 800)]
+  });
+  const first = say(8), real = Date.now;
+  Date.now = () => real() + 11_000;
+  const later = say(8), caughtUp = say(9);
+  Date.now = real;
+  return [first, later, caughtUp];
+}"""
+
+
+def test_what_lasts_needs_attention(opened: Opened, site: Site) -> None:
+    """A queue that has not moved for ten minutes, a mark above the last token, a token of two grants."""
+    page = opened(site.cast())
+    first, later, caught_up = page.evaluate(NOTICES, [])
+    assert [each.partition(" ")[0] for each in first] == ["d", "f", "e", "1"], (
+        "the longest three, and one more"
+    )
+    assert first[0].endswith("has not changed for 67\xa0min: worker")
+    assert later[0].startswith(
+        "orders has seen token 9, and the last one is 8: the authority has lost its history"
+    )
+    assert not [each for each in caught_up if each.startswith("orders")]
+    twice = {"kind": "refused", "why": "reused", "token": 7, "names": ["orders/42"], "at": time.time()}
+    assert page.evaluate(NOTICES, [twice])[0][0].startswith("orders/42: token 7 was used by two grants")
+    assert not [each for each in page.evaluate(NOTICES, [{**twice, "at": 1.0}])[0] if "two grants" in each]
+
+
 def test_from_one_namespace_to_another_by_keyboard(opened: Opened, site: Site) -> None:
     """As they come into use. The address names the namespace, and a reader sees those of its token."""
     cast = site.cast()
@@ -468,6 +503,14 @@ def test_over_a_server(new_page: NewPage, postgresql_url: str) -> None:
         expect(refusal).to_have_count(1)  # although the guard's records are read too
         expect(refusal).to_contain_text(
             f"worker-3 on web-1 with token {late['token']:,}, because worker-7 on web-1 has {newer['token']:,}"
+        )
+        operate(
+            postgresql_url,
+            lambda operator: operator.override("fenced_guard.value", "orders/4*", 600.0, "to see it"),
+        )
+        notices = page.get_by_role("region", name="What needs attention")
+        expect(notices).to_contain_text(
+            re.compile(r"an override lets orders/4\* through until \d.*, by .*: to see it")
         )
         server.restart()
         with cast.waiting(name, "patient"):

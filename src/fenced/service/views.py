@@ -95,6 +95,16 @@ class UnstampedView(Struct):
     """When the last one was: seconds since 1970."""
 
 
+class OverrideView(Struct):
+    """Names that are let through, for a while."""
+
+    pattern: str
+    until: float
+    """Seconds since 1970."""
+    who: str
+    why: str
+
+
 class GuardTableView(Struct):
     """One guarded table, or a guard without tables."""
 
@@ -109,6 +119,7 @@ class GuardTableView(Struct):
     """Of a table with claims."""
     unstamped: list[UnstampedView] = []
     """The writers without a stamp that wrote last."""
+    overrides: list[OverrideView] = []
 
 
 class GuardView(Struct):
@@ -118,6 +129,8 @@ class GuardView(Struct):
     tables: list[GuardTableView]
     problem: str = ""
     """Why it cannot be looked at; empty: it can."""
+    realm: str | None = None
+    """The one that it trusts; None: none yet."""
 
 
 class Sample(Struct):

@@ -21,6 +21,7 @@ from fenced.service.views import (
     ClaimedRowView,
     GuardTableView,
     GuardView,
+    OverrideView,
     StageView,
     UnstampedView,
     WorkView,
@@ -71,7 +72,7 @@ class WatchedGuard:
             raise Unavailable(why) from None
         self._outages.worked()
         if state is not None:
-            self.view = GuardView(self.view.url, _tables(state, work))
+            self.view = GuardView(self.view.url, _tables(state, work), realm=state.realm)
         new = [each for each in records if each not in self._known]
         self._known = set(records)
         return new
@@ -181,6 +182,7 @@ def _tables(found: DatabaseStatus, work: Work) -> list[GuardTableView]:
             list(each.wrong),
             work.get(each.guard),
             _unstamped(each.counts),
+            [OverrideView(at.pattern, at.until.timestamp(), at.who, at.why) for at in each.overrides],
         )
         for each in found.guards
     ]

@@ -29,7 +29,7 @@ let mayOperate = false;
 let paused = false;
 let missed = 0;
 let lastToken = 0;
-let guards = [], alerts = [];
+let guards = [], alerts = [], realm = "";
 let problem = "", problemSince = 0; // what the store or the connection lacks
 let more = false; // there are more names than the service looks at
 
@@ -114,7 +114,9 @@ function rest() {
 function setProblem(found) {
   if (found && !problem) problemSince = time.now();
   problem = found;
-  drawNotices($("notices"), notices({ problem, since: problemSince, alerts, guards }));
+  drawNotices($("notices"), notices({
+    problem, since: problemSince, alerts, guards, events, realm, lastToken, views: [...names.values()].map((each) => each.view),
+  }));
 }
 
 function onState(state, views) {
@@ -139,6 +141,7 @@ function onState(state, views) {
   missed = 0;
   drawNamespaces(state.namespaces);
   alerts = state.alerts;
+  realm = state.realm;
   drawGuards(state.guards);
   setProblem("");
   drawHour($("hour-section"), state.hour);

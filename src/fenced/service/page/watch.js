@@ -1,6 +1,6 @@
 // What calls for somebody: refusals counted in the title while the tab is hidden, and what needs attention now.
 
-import { clock, element, number, plural, time } from "./words.js";
+import { clock, element, number, plural, span, time, who } from "./words.js";
 
 const title = document.title;
 const key = (event) => [event.at, event.guard, event.token, event.names].join();
@@ -25,21 +25,50 @@ export function count(events) {
   if (unseen.size) document.title = `(${number.format(unseen.size)}) ${title}`;
 }
 
+const LOST = "the authority has lost its history. Stop the writers, raise the floor, start them";
 const moment = (at) => clock.format(at * 1000).replace(/[.,]\d$/, "");
 
+const STUCK_SECONDS = 600, STUCK_SHOWN = 3;
+const LASTS_SECONDS = 10; // guard and store are not looked at in one moment, and grants come in between
+const above = new Map(); // guards whose mark is above the last token, and since when
+
+function isAbove(key, holds) {
+  if (!holds) above.delete(key);
+  else if (!above.has(key)) above.set(key, time.now());
+  return holds && time.now() - above.get(key) >= LASTS_SECONDS;
+}
+
+// Names that are waited for, and whose holder has not changed, for so long.
+function stuck(views) {
+  const age = (view) => time.now() - Math.max(view.since, view.waiting_since);
+  const found = views.filter((view) => view.held_by && view.waiting && view.since && view.waiting_since && age(view) > STUCK_SECONDS);
+  const more = found.length - STUCK_SHOWN;
+  return [
+    ...found.sort((one, two) => age(two) - age(one)).slice(0, STUCK_SHOWN).map((view) =>
+      `${view.name} is waited for, and its holder has not changed for ${span(age(view))}: ${who(view.held_by.holder)}`),
+    ...(more > 0 ? [`${plural(more, "more name")} like that`] : []),
+  ];
+}
+
 // What this page and its instance know by themselves. It needs no Prometheus, and replaces none: nobody is woken by it.
-export function notices({ problem, since, alerts, guards }) {
+export function notices({ problem, since, alerts, guards, views, events, realm, lastToken }) {
   const found = problem ? [`${problem} (since ${moment(since)})`, ...alerts] : [...alerts];
+  const twice = events.find((event) => event.kind === "refused" && event.why === "reused" && time.now() - event.at < 3600);
+  if (twice) found.push(`${(twice.names ?? []).join(", ")}: token ${number.format(twice.token)} was used by two grants: ${LOST}`);
   for (const guard of guards) {
     if (guard.problem) found.push(`The guard ${guard.url} does not answer: ${guard.problem}`);
     for (const table of guard.tables) {
+      if (isAbove(`${guard.url} ${table.guard}`, guard.realm === realm && table.highest > lastToken))
+        found.push(`${table.guard} has seen token ${number.format(table.highest)}, and the last one is ${number.format(lastToken)}: ${LOST}`);
+      found.push(...(table.overrides ?? []).map((each) =>
+        `${table.guard}: an override lets ${each.pattern} through until ${moment(each.until)}, by ${each.who}: ${each.why}`));
       found.push(...table.wrong.map((text) => `${table.guard}: ${text}`));
       const writers = table.unstamped ?? [], total = writers.reduce((sum, each) => sum + each.count, 0);
       const known = writers.map((each) => each.who).filter((who) => who !== "somebody");
       if (total) found.push(`${table.guard}: ${plural(total, "write")} without a stamp${known.length ? `, by ${known.join("; ")}` : ""}`);
     }
   }
-  return found;
+  return [...found, ...stuck(views)];
 }
 
 export function drawNotices(box, found) {
