@@ -28,11 +28,11 @@ STOPPED_SECONDS = 3
 """How long a client may take between two requests of a transaction. Then the server undoes it, and frees its names."""
 NOT_MADE = 1146
 
-_WRITES = ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE", "START TRANSACTION")
+WRITES = ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE", "START TRANSACTION")
 """At this level each statement sees what was committed before it began, and no lock covers the gap between two rows."""
-_READS = ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY", "START TRANSACTION")
-_WATCHED = f"SET wait_timeout = {STOPPED_SECONDS}"
-_UNWATCHED = "SET wait_timeout = DEFAULT"
+READS = ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY", "START TRANSACTION")
+WATCHED = f"SET wait_timeout = {STOPPED_SECONDS}"
+UNWATCHED = "SET wait_timeout = DEFAULT"
 
 
 class _OtherServer(Exception):
@@ -95,7 +95,7 @@ class Session:
     async def look(self, query: str, until: float) -> Sequence[Row]:
         """One query in a transaction of its own, also where a setting of the session would keep one open after it."""
         try:
-            results = await self.run([*_READS, query, "COMMIT"], until)
+            results = await self.run([*READS, query, "COMMIT"], until)
         except (FencedError, ServerRefusal):
             await self._undo(until)
             raise
@@ -105,14 +105,14 @@ class Session:
         """Carry a script out that is a whole transaction. None: it was refused, and nothing happened."""
         todo.committing = True
         try:
-            results = await self._connection.run([*_WRITES, *script, "COMMIT"], until)
+            results = await self._connection.run([*WRITES, *script, "COMMIT"], until)
         except ServerRefusal as refusal:
-            if refusal.at == len(_WRITES) + len(script) and refusal.code not in CONFLICTS:
+            if refusal.at == len(WRITES) + len(script) and refusal.code not in CONFLICTS:
                 raise Indeterminate(f"{self.where}: the commit was answered with {refusal}") from refusal
             await self._undo(until)
             todo.committing = False
             return None
-        return results[len(_WRITES) : -1]
+        return results[len(WRITES) : -1]
 
     async def transact(self, work: Work[T], todo: Transaction, until: float) -> T:
         """Do `work`. After a ConnectionBroken it may have been done if `todo.committing` says so, else it was not."""
@@ -150,13 +150,13 @@ class Session:
         """Lock, read the clock, and run the algorithm until it has all that it asks for."""
         reads, mints = todo.kind is Kind.READS, todo.kind is Kind.MINTS
         names = sorted(todo.names, key=str.encode)
-        opening = [*(_READS if reads else _WRITES)]
+        opening = [*(READS if reads else WRITES)]
         if names and not reads:
             # All transactions lock names in the order of their bytes, so that none waits for another in a circle.
             opening.append(lock_query(todo.namespace, names))
         floor = [SQL["floor"].format(namespace=todo.namespace)] if mints else []
         asked = [*floor, SQL["clock"], *todo.facts]
-        results = await self._connection.run([*opening, *asked, _WATCHED], until)
+        results = await self._connection.run([*opening, *asked, WATCHED], until)
         found = results[len(opening) : -1]
         stopped = None
         if mints:
@@ -196,7 +196,7 @@ class Session:
         return [doubt for doubt in self.settings.doubts() if doubt not in todo.doubts]
 
     async def _commit(self, writes: Sequence[str], todo: Transaction, until: float) -> None:
-        script = [_UNWATCHED, *writes, "COMMIT"]
+        script = [UNWATCHED, *writes, "COMMIT"]
         if self._runtime.now() >= until:
             raise Unavailable(f"{self.where}: the deadline passed before the transaction was committed")
         todo.committing = True
@@ -211,7 +211,7 @@ class Session:
     async def _undo(self, until: float) -> None:
         """Free what is locked. The connection cannot be used again if that is not certain."""
         try:
-            await self._connection.run(["ROLLBACK", _UNWATCHED], until)
+            await self._connection.run(["ROLLBACK", UNWATCHED], until)
         except (ServerRefusal, Unavailable) as error:
             raise ConnectionBroken(f"{self.where}: {error}") from error
 
