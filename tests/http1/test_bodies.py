@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import httptools
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fenced.http1.bodies import COPIED_BYTES, Chunks, after, body_of, chunk
@@ -16,6 +16,7 @@ from tests.proxy.test_passing import Other
 LONG = [b"x" * size for size in (COPIED_BYTES, COPIED_BYTES + 1, 3 * COPIED_BYTES)]
 
 
+@example([b"x", b"yz"], list(range(40)), b"X: 1\r\n")
 @given(
     st.lists(st.binary(min_size=1, max_size=20) | st.sampled_from(LONG)),
     st.lists(st.integers(0, 40_000)),

@@ -159,10 +159,11 @@ def test_the_table(name: str) -> None:
     ]
     if row.httptools == "ok":
         other = Other(httptools.HttpRequestParser, row.data)
-        assert (other.target, other.headers[: len(head.headers())], other.body) == (
+        assert (other.target, other.headers[: len(head.headers())], other.body, other.keep) == (
             head.target,
             head.headers(),
             body,
+            head.keep,
         )
 
 
