@@ -32,17 +32,8 @@ class TransactionPooler:
     def __init__(self, port: int, database: str, *, sessions: int = 4) -> None:
         self.host = HOST
         self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._sessions = [
-            pymysql.connect(
-                host=HOST,
-                port=port,
-                user="root",
-                database=database,
-                autocommit=True,
-                client_flag=CLIENT.MULTI_STATEMENTS,
-            )
-            for _ in range(sessions)
-        ]
+        self._server: dict[str, Any] = {"host": HOST, "port": port, "user": "root", "database": database}
+        self._sessions = [self._connected() for _ in range(sessions)]
         for session in self._sessions:
             self._idle.put(session)
         self.transactions = [0] * sessions
@@ -51,6 +42,17 @@ class TransactionPooler:
         self._links: list[socket.socket] = []
         self._numbers = itertools.count(1)
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def _connected(self) -> Any:
+        return pymysql.connect(**self._server, autocommit=True, client_flag=CLIENT.MULTI_STATEMENTS)
+
+    def reconnect(self) -> None:
+        """All are free, and the server was restarted: its clients notice nothing."""
+        for number, _ in enumerate(self._sessions):
+            self._idle.get(timeout=20).close()
+            self._sessions[number] = self._connected()
+        for session in self._sessions:
+            self._idle.put(session)
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from urllib.parse import urlsplit
 
 import pymysql
@@ -77,7 +78,7 @@ def test_a_client_that_stops_in_a_transaction_delays_the_others_for_seconds(
 ) -> None:
     """It has locked the name and says nothing more, and its connection stays open: the server ends it."""
     authority = opened(mariadb_url)
-    address = {"host": mariadb_server.host, "port": mariadb_server.port, "user": "root"}
+    address: dict[str, Any] = {"host": mariadb_server.host, "port": mariadb_server.port, "user": "root"}
     with pymysql.connect(
         **address, database=database_of(mariadb_url), client_flag=CLIENT.MULTI_STATEMENTS
     ) as other:
