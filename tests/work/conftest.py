@@ -9,9 +9,10 @@ import psycopg
 import pytest
 
 from fenced_testkit.servers import PostgresqlServer
+from tests.conftest import NewMariadb
 from tests.work.places import EMPTY, Place, place_at, prepare
 
-PLACES = ("postgresql", "elsewhere", "sqlite")
+PLACES = ("postgresql", "elsewhere", "sqlite", "mariadb")
 
 
 @pytest.fixture(scope="session")
@@ -30,10 +31,15 @@ def claimed_databases(postgresql_server: PostgresqlServer) -> dict[str, str]:
 def place(
     request: pytest.FixtureRequest, claimed_databases: dict[str, str], tmp_path: Path
 ) -> Iterator[Place]:
-    """PostgreSQL that mints the tokens; PostgreSQL and SQLite with an authority elsewhere."""
+    """PostgreSQL that mints the tokens; PostgreSQL and SQLite with an authority elsewhere; MariaDB with its own, whose
+    tokens the workers declare."""
     leases = f"sqlite:///{tmp_path}/leases.db"
     if request.param == "sqlite":
         where = ("sqlite", f"{tmp_path}/data.db", leases)
+    elif request.param == "mariadb":
+        new_mariadb: NewMariadb = request.getfixturevalue("new_mariadb")
+        url = new_mariadb()
+        where = ("mariadb", url, url)
     else:
         url = claimed_databases[request.param]
         where = ("postgresql", url, url if request.param == "postgresql" else leases)

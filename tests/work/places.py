@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
+import pymysql
 
 import fenced
 from fenced.runtime.blocking import step
+from fenced.stores.mariadb.address import MariadbAddress
 from fenced.work import ClaimedRow, Claims, ClaimWorker
 
 OPTIONS: dict[str, Any] = {
@@ -27,10 +29,31 @@ OPTIONS: dict[str, Any] = {
     "error": "problem",
 }
 TABLE = (
-    "CREATE TABLE runs (id {key}, status text NOT NULL DEFAULT 'pending', priority int NOT NULL DEFAULT 0, "
+    "CREATE TABLE runs (id {key}, status text NOT NULL DEFAULT ('pending'), priority int NOT NULL DEFAULT 0, "
     "input text, output text, problem text)"
 )
-KEYS = {"postgresql": "bigint PRIMARY KEY", "sqlite": "INTEGER PRIMARY KEY"}
+KEYS = {
+    "postgresql": "bigint PRIMARY KEY",
+    "sqlite": "INTEGER PRIMARY KEY",
+    "mariadb": "bigint PRIMARY KEY",
+}
+
+
+class ShortConnection(pymysql.Connection):
+    """With a method that the connections of the other drivers have, too."""
+
+    def execute(self, sql: str) -> Any:
+        cursor = self.cursor()
+        cursor.execute(sql)
+        return cursor
+
+
+def mariadb_connection(url: str, **options: Any) -> ShortConnection:
+    address = MariadbAddress(url)
+    ((host, port),) = address.members
+    return ShortConnection(
+        host=host, port=port, user=address.user, database=address.database, **{"autocommit": True, **options}
+    )
 
 
 @dataclass
@@ -43,9 +66,15 @@ class Place:
     stack: ExitStack
     claims: Claims = field(default_factory=lambda: Claims(**OPTIONS))
 
+    @property
+    def dsn(self) -> str:
+        return f"sqlite:///{self.data}" if self.engine == "sqlite" else self.data
+
     def connect(self, **options: Any) -> Any:
         if self.engine == "postgresql":
             connection: Any = psycopg.connect(self.data, **{"autocommit": True, **options})
+        elif self.engine == "mariadb":
+            connection = mariadb_connection(self.data, **options)
         else:
             connection = sqlite3.connect(self.data, isolation_level=None, timeout=10, check_same_thread=False)
         self.stack.callback(connection.close)
@@ -62,7 +91,7 @@ class Place:
     def prepare(self, mode: str = "require") -> Any:
         """Install claims on the table; of a copied database that is done."""
         db = self.connect()
-        if self.engine == "sqlite":
+        if self.engine != "postgresql":
             db.execute(TABLE.format(key=KEYS[self.engine]))
             self.claims.install(db, mode="require")
         if mode != "require":
@@ -120,7 +149,7 @@ def refused(db: Any, sql: str) -> str | None:
     """How the database refuses a statement by hand; None if it does not."""
     try:
         db.execute(sql)
-    except (psycopg.Error, sqlite3.Error) as error:
+    except (psycopg.Error, pymysql.Error, sqlite3.Error) as error:
         found = fenced.sql.refusal(error)
         return type(found).__name__ if found else type(error).__name__
     return None

@@ -12,8 +12,7 @@ from tests.work.places import Place, claimed
 
 
 def listed(place: Place, *options: str) -> str:
-    dsn = place.data if place.engine == "postgresql" else f"sqlite:///{place.data}"
-    done = CliRunner().invoke(app, ["work", "ls", dsn, *options], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["work", "ls", place.dsn, *options], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -27,7 +26,7 @@ def test_it_says_who_has_which_row(place: Place) -> None:
     said = listed(place, "--table", "runs")
     assert "1 ready, 1 later, 1 claimed, 0 dead, next runs/3" in said
     assert "runs/1" in said
-    if place.authority == place.data:
+    if place.engine == "postgresql" and place.authority == place.data:
         assert "reporter" in said
     (status,) = json.loads(listed(place, "--json"))
     assert [claim["name"] for claim in status["claims"]] == ["runs/1"]
@@ -35,6 +34,5 @@ def test_it_says_who_has_which_row(place: Place) -> None:
 
 def test_a_table_without_claims_is_named(place: Place) -> None:
     place.prepare()
-    dsn = place.data if place.engine == "postgresql" else f"sqlite:///{place.data}"
-    done: Any = CliRunner().invoke(app, ["work", "ls", dsn, "--table", "orders"])
+    done: Any = CliRunner().invoke(app, ["work", "ls", place.dsn, "--table", "orders"])
     assert "claims are not installed on orders" in str(done.exception)

@@ -17,7 +17,7 @@ from tests.work.places import EMPTY, Place, claimed, end_lease, place_at, refuse
 
 HAND_CLAIM = (
     "UPDATE runs SET status = 'running', problem = '{who}' WHERE id = "
-    "(SELECT id FROM runs WHERE status = 'pending' LIMIT 1) RETURNING id"
+    "(SELECT id FROM (SELECT id FROM runs WHERE status = 'pending' LIMIT 1) AS next)"
 )
 HAND_REAP = "UPDATE runs SET status = 'pending', problem = NULL WHERE status = 'running'"
 
@@ -30,9 +30,9 @@ def db(place: Place) -> Any:
 def by_hand(place: Place) -> Any:
     """A row that A has claimed by hand, a reaper has given back, and B has claimed."""
     db = place.prepare("observe")
-    assert db.execute(HAND_CLAIM.format(who="A")).fetchone() == (1,)
+    assert db.execute(HAND_CLAIM.format(who="A")).rowcount == 1
     db.execute(HAND_REAP)
-    assert db.execute(HAND_CLAIM.format(who="B")).fetchone() == (1,)
+    assert db.execute(HAND_CLAIM.format(who="B")).rowcount == 1
     return db
 
 
@@ -340,7 +340,7 @@ def test_a_late_write_that_waits_for_the_row_sees_the_new_claim(place: Place, db
     end_lease(first)
     second.give_back(db)
     other = place.connect()
-    other.execute("BEGIN" if place.engine == "postgresql" else "BEGIN IMMEDIATE")
+    other.execute("BEGIN IMMEDIATE" if place.engine == "sqlite" else "BEGIN")
     claimed(second, other)
     said: list[BaseException] = []
 
@@ -352,9 +352,12 @@ def test_a_late_write_that_waits_for_the_row_sees_the_new_claim(place: Place, db
 
     thread = threading.Thread(target=finish)
     thread.start()
-    if place.engine == "postgresql":
-        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-        while db.execute(waiting).fetchone() == (0,):
+    if place.engine != "sqlite":
+        waiting = {
+            "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+            "mariadb": "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'",
+        }
+        while int(db.execute(waiting[place.engine]).fetchone()[-1]) == 0:
             pass
     other.execute("COMMIT")
     thread.join()

@@ -71,12 +71,12 @@ class Claiming:
         return hashlib.sha256(repr((self.key, self.ready, self.order)).encode()).hexdigest()[:8]
 
 
-def assigned(constant: Callable[[Constant], str], columns: Columns) -> list[str]:
+def assigned(constant: Callable[[Constant], str], columns: Columns, quote: str = '"') -> list[str]:
     """What an UPDATE sets. `constant` writes a value as the engine's SQL."""
-    return [f'"{name}" = {constant(value)}' for name, value in columns]
+    return [f"{quote}{name}{quote} = {constant(value)}" for name, value in columns]
 
 
-def given_back(constant: Callable[[Constant], str], claiming: Claiming) -> list[str]:
+def given_back(constant: Callable[[Constant], str], claiming: Claiming, quote: str = '"') -> list[str]:
     """What giving a row back sets: `dead` if its attempts are used up, else `back`. The column gives the type."""
     back, dead = dict(claiming.back), dict(claiming.dead)
     used = f"claim_attempts >= {claiming.max_attempts}"
@@ -84,7 +84,8 @@ def given_back(constant: Callable[[Constant], str], claiming: Claiming) -> list[
     for name in dict.fromkeys((*back, *dead)):
         cases = [f"WHEN {used} THEN {constant(dead[name])}"] if name in dead else []
         cases += [f"WHEN NOT {used} THEN {constant(back[name])}"] if name in back else []
-        found.append(f'"{name}" = CASE {" ".join(cases)} ELSE "{name}" END')
+        column = f"{quote}{name}{quote}"
+        found.append(f"{column} = CASE {' '.join(cases)} ELSE {column} END")
     return found
 
 

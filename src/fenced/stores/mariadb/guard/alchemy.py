@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, CursorResult, event
 from sqlalchemy.orm import Session
 
 from fenced.errors import Misuse
@@ -84,6 +84,15 @@ class AlchemySession:
             return _mappings(self._connection(), sql, parameters)
         with self._own_connection() as connection, connection.begin():
             return _mappings(connection, sql, parameters)
+
+    async def change(self, sql: str, parameters: Sequence[object] = ()) -> int:
+        return await self._do(lambda: self._change(sql, parameters))
+
+    def _change(self, sql: str, parameters: Sequence[object]) -> int:
+        if self.state() == "open":
+            return _sent(self._connection(), sql, parameters).rowcount
+        with self._own_connection() as connection, connection.begin():
+            return _sent(connection, sql, parameters).rowcount
 
     async def together(self, work: Callable[[MariadbSession], Coroutine[Any, Any, T]]) -> T:
         return await self._do(lambda: self._together(work))
@@ -159,7 +168,7 @@ class _DriverSession(CursorSession):
     """The connection of the driver, below SQLAlchemy, which would begin transactions on it."""
 
     def state(self) -> State:
-        return "idle"
+        return "unknown"
 
 
 class AsyncAlchemySession(AlchemySession):
@@ -191,17 +200,19 @@ class AlchemyTable(MariadbTable):
         await super().leave(error)
 
 
-def _execute(connection: Connection, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+def _sent(connection: Connection, sql: str, parameters: Sequence[object]) -> CursorResult[Any]:
     if parameters:
-        result = connection.exec_driver_sql(sql, tuple(parameters))
-    else:
-        result = connection.exec_driver_sql(sql, execution_options={"no_parameters": True})
+        return connection.exec_driver_sql(sql, tuple(parameters))
+    return connection.exec_driver_sql(sql, execution_options={"no_parameters": True})
+
+
+def _execute(connection: Connection, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+    result = _sent(connection, sql, parameters)
     return [tuple(row) for row in result] if result.returns_rows else []
 
 
 def _mappings(connection: Connection, sql: str, parameters: Sequence[object]) -> list[dict[str, Any]]:
-    options = {} if parameters else {"execution_options": {"no_parameters": True}}
-    result = connection.exec_driver_sql(sql, tuple(parameters) or None, **options)
+    result = _sent(connection, sql, parameters)
     return [dict(row) for row in result.mappings()] if result.returns_rows else []
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from django.db import connections, transaction
 
 from fenced.errors import Misuse
-from fenced.stores.mariadb.guard.sessions import LEAVE, TOLD, MariadbSession, State
+from fenced.stores.mariadb.guard.sessions import LEAVE, TOLD, MariadbSession, State, named
 
 T = TypeVar("T")
 
@@ -49,10 +49,12 @@ class DjangoSession:
     async def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
         with self._connection.cursor() as cursor:
             cursor.execute(sql, parameters or None)
-            if not cursor.description:
-                return []
-            names = [column[0] for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+            return named(cursor)
+
+    async def change(self, sql: str, parameters: Sequence[object] = ()) -> int:
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql, parameters or None)
+            return int(cursor.rowcount)
 
     async def together(self, work: Callable[[MariadbSession], Coroutine[Any, Any, T]]) -> T:
         return await work(self)

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fenced.errors import FencedError
+from fenced.guards.claims import ClaimTable
 from fenced.guards.engine import ConnectionClass, Driver, Engine
+from fenced.guards.spec import Spec
 from fenced.values.contracts import Colour
 from fenced.values.sqlfile import load
 
@@ -15,44 +17,50 @@ if TYPE_CHECKING:
     from fenced.stores.mariadb.guard.operator import MariadbOperator
 
 
+def _claims(spec: Spec, table: Any, session: Any) -> ClaimTable:
+    from fenced.stores.mariadb.guard.claims import MariadbClaims
+
+    return MariadbClaims(spec, table, session)
+
+
 def _pymysql() -> Driver:
     from fenced.stores.mariadb.guard.sessions import PymysqlSession
     from fenced.stores.mariadb.guard.tables import MariadbTable
 
-    return Driver(MariadbTable, PymysqlSession)
+    return Driver(MariadbTable, PymysqlSession, claims=_claims)
 
 
 def _mysqldb() -> Driver:
     from fenced.stores.mariadb.guard.sessions import MysqldbSession
     from fenced.stores.mariadb.guard.tables import MariadbTable
 
-    return Driver(MariadbTable, MysqldbSession)
+    return Driver(MariadbTable, MysqldbSession, claims=_claims)
 
 
 def _asyncmy() -> Driver:
     from fenced.stores.mariadb.guard.sessions import AsyncmySession
     from fenced.stores.mariadb.guard.tables import MariadbTable
 
-    return Driver(MariadbTable, AsyncmySession)
+    return Driver(MariadbTable, AsyncmySession, claims=_claims)
 
 
 def _alchemy() -> Driver:
     from fenced.stores.mariadb.guard.alchemy import AlchemySession, AlchemyTable
 
-    return Driver(AlchemyTable, AlchemySession)
+    return Driver(AlchemyTable, AlchemySession, claims=_claims)
 
 
 def _async_alchemy() -> Driver:
     from fenced.stores.mariadb.guard.alchemy import AlchemyTable, AsyncAlchemySession
 
-    return Driver(AlchemyTable, AsyncAlchemySession)
+    return Driver(AlchemyTable, AsyncAlchemySession, claims=_claims)
 
 
 def _django() -> Driver:
     from fenced.stores.mariadb.guard.django import DjangoSession
     from fenced.stores.mariadb.guard.tables import MariadbTable
 
-    return Driver(MariadbTable, DjangoSession)
+    return Driver(MariadbTable, DjangoSession, claims=_claims)
 
 
 class MariadbEngine:

@@ -6,6 +6,7 @@ guard that refuses no more than its mode says, and a second installation repairs
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_in
 from typing import cast
 
 from fenced.errors import Misconfigured, Misuse, Unsupported
@@ -13,7 +14,7 @@ from fenced.guards.answers import check_pattern
 from fenced.guards.claims import Claiming
 from fenced.guards.engine import Registered
 from fenced.guards.spec import Spec, asks_for, described, may_meet
-from fenced.stores.mariadb.guard import schema
+from fenced.stores.mariadb.guard import claiming, schema
 from fenced.stores.mariadb.guard.schema import Runs
 from fenced.stores.mariadb.guard.triggers import DIGEST, INTEGERS, TEXTS, TableShape, drop, triggers
 from fenced.stores.mariadb.wire.connection import literal
@@ -162,13 +163,16 @@ async def script(
     `mode` None: an installed guard keeps its mode, a new guard gets observe.
     """
     if spec.claims is not None:
-        raise Unsupported("claims do not work on MariaDB and MySQL yet")
+        spec = replace_in(spec, claims=claiming.resolved(spec.claims))
     upgrades = await schema.upgrade(session)
     table = await look_at(spec, session)
     if await schema.look(session) is not None:
         await _refuse_others(spec, table, session, mandatory=mandatory, replace=replace)
     makes_epoch = spec.epoch is not None and spec.epoch not in table.kinds
     added = [f"ALTER TABLE {table.quoted} ADD COLUMN `{spec.epoch}` BIGINT DEFAULT 0"] if makes_epoch else []
+    made = triggers
+    if spec.claims is not None:
+        added, made = await claiming.columns(spec, spec.claims, table, session), claiming.triggers
     return [
         *upgrades,
         *_registration(spec, table, mandatory, makes_epoch, mode),
@@ -176,7 +180,7 @@ async def script(
         f"LOCK TABLES {table.quoted} WRITE",
         *added,
         *drop(table),
-        *(triggers(spec, table) if mandatory else ()),
+        *(made(spec, table) if mandatory else ()),
         UNLOCK,
     ]
 
@@ -186,6 +190,8 @@ def _registration(
 ) -> list[str]:
     where = f"{literal(table.scope)}, {literal(table.table)}"
     epoch = "NULL" if spec.epoch is None else literal(spec.epoch)
+    claims = "NULL" if spec.claims is None else literal(str(spec.claims))
+    digest = DIGEST if spec.claims is None else claiming.DIGEST
     first = mode or Mode("observe")
     keeps = "" if mode is None else ", mode = VALUES(mode), percent = VALUES(percent)"
     detail = f"{spec.name}, rule {spec.installs}{f', epoch {spec.epoch}' if spec.epoch else ''}"
@@ -193,12 +199,12 @@ def _registration(
         f"INSERT IGNORE INTO fenced_guard.trust (scope) VALUES ({literal(table.scope)})",
         (
             "INSERT INTO fenced_guard.guard "
-            "(scope, tbl, template, rule, mandatory, epoch, epoch_made, mode, percent, triggers) "
+            "(scope, tbl, template, rule, mandatory, epoch, epoch_made, mode, percent, claims, triggers) "
             f"VALUES ({where}, {literal(spec.name)}, '{spec.installs}', {mandatory}, {epoch}, {makes_epoch}, "
-            f"'{first}', "
-            f"{first.percent!r}, '{DIGEST}') ON DUPLICATE KEY UPDATE template = VALUES(template), rule = VALUES(rule), "
-            "mandatory = VALUES(mandatory), epoch = VALUES(epoch), epoch_made = epoch_made OR VALUES(epoch_made), "
-            f"triggers = VALUES(triggers){keeps}"
+            f"'{first}', {first.percent!r}, {claims}, '{digest}') ON DUPLICATE KEY UPDATE "
+            "template = VALUES(template), rule = VALUES(rule), mandatory = VALUES(mandatory), epoch = VALUES(epoch), "
+            "epoch_made = epoch_made OR VALUES(epoch_made), "
+            f"claims = VALUES(claims), triggers = VALUES(triggers){keeps}"
         ),
         mode_row(table.scope, table.table, first, "*", keeps=mode is None),
         history(table.scope, table.table, "install", detail),
@@ -241,15 +247,16 @@ async def _refuse_others(
 ) -> None:
     """Misconfigured if the table has another guard, or another table one that can make a name by another rule."""
     rows = await session.run(
-        "SELECT tbl, template, rule, epoch, mandatory FROM fenced_guard.guard "
+        "SELECT tbl, template, rule, epoch, mandatory, claims FROM fenced_guard.guard "
         f"WHERE scope = {literal(table.scope)}"
     )
-    wanted = (spec.name, spec.installs, spec.epoch or "", mandatory)
-    for tbl, template, rule, epoch, live in rows:
-        found = (text(template), text(rule), text(epoch), bool(live))
+    wanted = (spec.name, spec.installs, spec.epoch or "", mandatory, str(spec.claims or ""))
+    for tbl, template, rule, epoch, live, claims in rows:
+        found = (text(template), text(rule), text(epoch), bool(live), text(claims))
         if text(tbl) == table.table:
             if found != wanted and not replace:
-                other = Spec(text(tbl), found[0], cast(Rule, found[1]), found[2] or None)
+                claimed = Claiming.parse(found[4]) if found[4] else None
+                other = Spec(text(tbl), found[0], cast(Rule, found[1]), found[2] or None, claimed)
                 raise Misconfigured(
                     f"{table.table} is guarded under {described(other, found[3])}; {asks_for(spec, mandatory)}"
                 )

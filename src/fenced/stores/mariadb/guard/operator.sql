@@ -1,5 +1,5 @@
 -- guards: The guarded tables of a database, and the engine of each; NULL for a table that was dropped or renamed.
-SELECT g.tbl, g.template, g.rule, g.mandatory, g.epoch, g.triggers, t.ENGINE
+SELECT g.tbl, g.template, g.rule, g.mandatory, g.epoch, g.triggers, t.ENGINE, g.claims
 FROM fenced_guard.guard g LEFT JOIN information_schema.TABLES t
   ON t.TABLE_SCHEMA = CONVERT(g.scope USING utf8mb4) AND t.TABLE_NAME = CONVERT(g.tbl USING utf8mb4)
 WHERE g.scope = {scope} ORDER BY 1;

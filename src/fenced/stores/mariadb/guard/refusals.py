@@ -38,7 +38,9 @@ VERDICTS: dict[int, Verdict] = {
     909: Verdict.FORGED,
     910: Verdict.APPLIED,
 }
-CONTENDED, NO_GUARD, OTHER_RULE, ENDED, SWALLOWED, OPEN, IDLE, NOT_HELD, NO_AUTHORITY = range(911, 920)
+CONTENDED, NO_GUARD, OTHER_RULE, ENDED, SWALLOWED, OPEN, IDLE, NOT_HELD, NO_AUTHORITY, NO_CLAIMS = range(
+    911, 921
+)
 _OURS = range(901, 930)
 _TELLS = "fenced: "
 NO_ROUTINE = frozenset({1305, 1049, 1370, 1044})
@@ -55,6 +57,7 @@ _MEANING: dict[int, tuple[type[FencedError], str]] = {
     IDLE: (Misuse, ", or use transaction()"),
     NOT_HELD: (LeaseLost, ""),
     NO_AUTHORITY: (Misconfigured, ""),
+    NO_CLAIMS: (Misconfigured, "; run install() of its Claims"),
     1213: (Contended, ""),
     LOCK_TIMEOUT: (Contended, ""),
     _LATER_SNAPSHOT: (Conflict, ""),

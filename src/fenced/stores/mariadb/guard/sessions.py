@@ -39,6 +39,9 @@ class MariadbSession(Protocol):
     async def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
         """The same as `run`, with the names of the columns."""
 
+    async def change(self, sql: str, parameters: Sequence[object] = ()) -> int:
+        """Run an UPDATE, and return how many rows it has changed; with some drivers, how many it has found."""
+
     async def together(self, work: Callable[[MariadbSession], Coroutine[Any, Any, T]]) -> T:
         """Do work of several statements on one connection, outside of a transaction of the program."""
 
@@ -72,9 +75,14 @@ class CursorSession:
             return list(cursor.fetchall()) if cursor.description else []
 
     async def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
-        with closing(self._cursor("DictCursor")) as cursor:
+        with closing(self._cursor("Cursor")) as cursor:
             cursor.execute(sql, parameters or None)
-            return list(cursor.fetchall()) if cursor.description else []
+            return named(cursor)
+
+    async def change(self, sql: str, parameters: Sequence[object] = ()) -> int:
+        with closing(self._cursor("Cursor")) as cursor:
+            cursor.execute(sql, parameters or None)
+            return int(cursor.rowcount)
 
     async def together(self, work: Callable[[MariadbSession], Coroutine[Any, Any, T]]) -> T:
         return await work(self)
@@ -160,6 +168,13 @@ class AsyncmySession:
             await cursor.execute(sql, tuple(parameters) or None)
             return list(await cursor.fetchall() or ()) if cursor.description else []
 
+    async def change(self, sql: str, parameters: Sequence[object] = ()) -> int:
+        from asyncmy.cursors import Cursor
+
+        async with self.connection.cursor(Cursor) as cursor:
+            await cursor.execute(sql, tuple(parameters) or None)
+            return int(cursor.rowcount)
+
     async def together(self, work: Callable[[MariadbSession], Coroutine[Any, Any, T]]) -> T:
         return await work(self)
 
@@ -204,6 +219,9 @@ class WireSession:
     async def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
         raise NotImplementedError
 
+    async def change(self, sql: str, parameters: Sequence[object] = ()) -> int:
+        raise NotImplementedError
+
     async def together(self, work: Callable[[MariadbSession], Coroutine[Any, Any, T]]) -> T:
         return await work(self)
 
@@ -225,6 +243,14 @@ class WireSession:
     def close(self) -> None:
         self._state = "closed"
         self._connection.close()
+
+
+def named(cursor: Any) -> list[dict[str, Any]]:
+    """The rows of a cursor, with the names of the columns."""
+    if not cursor.description:
+        return []
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 def _constant(value: object) -> str:

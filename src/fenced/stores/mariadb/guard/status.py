@@ -10,7 +10,7 @@ from typing import Any
 
 from fenced.errors import Misconfigured
 from fenced.guards.spec import Spec
-from fenced.stores.mariadb.guard import install, schema
+from fenced.stores.mariadb.guard import claiming, install, schema
 from fenced.stores.mariadb.guard.install import likes_of, text
 from fenced.stores.mariadb.guard.schema import Runs
 from fenced.stores.mariadb.guard.triggers import DIGEST, EVENTS, TableShape, trigger_name
@@ -44,7 +44,7 @@ async def guards(
     counts = _by_guard(await run(session, "counts", scope, quiet=repr(float(quiet_for))))
     triggers = _by_guard(await run(session, "triggers", scope))
     found = []
-    for name, template, rule, mandatory, epoch, digest, engine in chosen:
+    for name, template, rule, mandatory, epoch, digest, engine, claims in chosen:
         guard = text(name)
         marks = highest = 0
         if counts_marks:
@@ -52,7 +52,14 @@ async def guards(
         shape = TableShape(scope, guard, {})
         there = {trigger for (trigger,) in triggers[guard]}
         wrong = [
-            *_wrong(guard, engine, text(digest), there, mandatory, epoch),
+            *_wrong(
+                guard,
+                engine,
+                text(digest) == (claiming.DIGEST if claims else DIGEST),
+                there,
+                mandatory,
+                epoch,
+            ),
             *await install.cascades(shape, session),
         ]
         found.append(
@@ -98,7 +105,7 @@ def doubts(flush: int, log_bin: int, sync: int, doublewrite: object) -> list[str
 
 
 def _wrong(
-    table: str, engine: object, digest: str, there: set[str], mandatory: object, epoch: object
+    table: str, engine: object, current: bool, there: set[str], mandatory: object, epoch: object
 ) -> list[str]:
     """What keeps a guard from seeing every write."""
     if engine is None:
@@ -111,7 +118,7 @@ def _wrong(
     labels = [*EVENTS, *(("epoch_i", "epoch_u") if epoch else ())]
     missing = [name for name in (trigger_name(table, label) for label in labels) if name not in there]
     says += [f"trigger {name} is missing: install the guard again" for name in missing]
-    if not missing and digest != DIGEST:
+    if not missing and not current:
         says.append(f"its triggers are those of another version of fenced: {schema.UPGRADE}")
     return says
 

@@ -64,6 +64,7 @@ class MariadbTable:
         self.mandatory = mandatory
         self._session = session
         self._credential: Credential | None = None
+        self._announced = False
         named, _, self.table = spec.table.rpartition(".")
         self._scope = literal(named) if named else "DATABASE()"
         self._rule = f"'{spec.rule}'" if spec.rule else "NULL"
@@ -152,7 +153,12 @@ class MariadbTable:
             return
         _check(credential)
         await self._repeated(self._begin, credential)
-        self._credential = credential
+        self._credential, self._announced = credential, True
+
+    async def begin(self, statement: str) -> None:
+        """Begin a transaction by a statement that announces a claim; `leave` ends it."""
+        await self._session.begin(statement)
+        self._announced = True
 
     def expect_idle(self) -> None:
         if self._session.state() == "closed":
@@ -254,9 +260,10 @@ class MariadbTable:
         try:
             await self._session.run(f"CALL fenced_guard.announce_within({self._arguments(credential, step)})")
         except Exception as error:
-            raise await self._refusal_within(error) from error
+            raise await self.refusal_within(error) from error
 
-    async def _refusal_within(self, error: Exception) -> FencedError:
+    async def refusal_within(self, error: Exception) -> FencedError:
+        """The typed error for one of our statements in the program's transaction, which stays as it is."""
         answer, detail = read(error), None
         if answer.code == OTHER_RULE:
             return Misconfigured(_other_rule(self.spec, answer.says))
@@ -285,14 +292,13 @@ class MariadbTable:
         await self._explain(error)
 
     async def _commit(self) -> None:
-        announced = self._credential is not None
         if self._session.state() == "idle":
             await self._undo(UNDO)
             raise Misuse(
                 "the transaction was ended inside the guarded block; let the block commit or roll back"
             )
         try:
-            await self._session.leave(LEAVE if announced else "COMMIT")
+            await self._session.leave(LEAVE if self._announced else "COMMIT")
         except BaseException as error:
             answer = read(error)
             if answer.code in (ENDED, SWALLOWED):

@@ -75,12 +75,12 @@ def drop(table: TableShape) -> list[str]:
 def _decides(spec: Spec, table: TableShape, event: str) -> str:
     asked = [_asked(spec, table, row) for row in EVENTS[event]]
     if event == "update":
-        asked[1:] = [f"IF {_moved(spec, table)} THEN\n    {asked[1]}\n  END IF;"] if spec.columns else []
+        asked[1:] = [f"IF {moved(spec, table)} THEN\n    {asked[1]}\n  END IF;"] if spec.columns else []
     body = "\n  ".join(asked)
-    return _trigger(table, event, "AFTER", event.upper(), body)
+    return trigger(table, event, "AFTER", event.upper(), body)
 
 
-def _trigger(table: TableShape, label: str, when: str, event: str, body: str) -> str:
+def trigger(table: TableShape, label: str, when: str, event: str, body: str) -> str:
     return (
         f"CREATE TRIGGER `{table.scope}`.`{trigger_name(table.table, label)}` {when} {event} ON {table.quoted}\n"
         f"FOR EACH ROW BEGIN\n  {body}\nEND"
@@ -96,7 +96,7 @@ def _asked(spec: Spec, table: TableShape, row: str) -> str:
     )
 
 
-def _moved(spec: Spec, table: TableShape) -> str:
+def moved(spec: Spec, table: TableShape) -> str:
     """Whether an UPDATE has changed the name: compared byte by byte, whatever the collation says."""
     same = []
     for column in spec.columns:
@@ -116,12 +116,10 @@ def _epoch_triggers(spec: Spec, table: TableShape) -> list[str]:
     token = f"fenced_guard.token_for({literal(table.scope)}, {name_of(spec, table, 'NEW')})"
     kept = f"OLD.`{spec.epoch}`"
     if spec.columns:
-        kept = f"IF({_moved(spec, table)}, 0, {kept})"
+        kept = f"IF({moved(spec, table)}, 0, {kept})"
     return [
-        _trigger(table, "epoch_i", "BEFORE", "INSERT", f"SET NEW.`{spec.epoch}` = COALESCE({token}, 0);"),
-        _trigger(
-            table, "epoch_u", "BEFORE", "UPDATE", f"SET NEW.`{spec.epoch}` = COALESCE({token}, {kept});"
-        ),
+        trigger(table, "epoch_i", "BEFORE", "INSERT", f"SET NEW.`{spec.epoch}` = COALESCE({token}, 0);"),
+        trigger(table, "epoch_u", "BEFORE", "UPDATE", f"SET NEW.`{spec.epoch}` = COALESCE({token}, {kept});"),
     ]
 
 

@@ -19,7 +19,7 @@ from fenced.values.schema import RELEASE, Schema, check_readable, is_older
 VERSION = 1
 READABLE_BY = 1
 UPGRADE = "fenced guard upgrade"
-FILES = ("decision", "announce", "triggers")
+FILES = ("decision", "announce", "triggers", "claims")
 _HERE = Path(__file__).parent
 _ROUTINE = re.compile(r"^CREATE (PROCEDURE|FUNCTION) (fenced_guard\.\w+)", re.MULTILINE)
 _OPEN = {
