@@ -451,6 +451,36 @@ def commits_are_not_awaited(s: Servers) -> Setup:
     )
 
 
+@broken("marks-could-be-lost", "C")
+def a_writer_does_not_await_its_commits(s: Servers) -> Setup:
+    role = s.role()
+    s.postgresql.execute(f"ALTER ROLE {role} SET synchronous_commit = off")
+    s.undo.callback(s.postgresql.execute, f"ALTER ROLE {role} RESET synchronous_commit")
+    return Setup(s).leases().table()
+
+
+@broken("marks-could-be-lost", "C")
+def unlogged_marks(s: Servers) -> Setup:
+    return Setup(s).leases().table().sql("ALTER TABLE fenced_guard.mark SET UNLOGGED")
+
+
+@broken("guard-wrong", "D")
+def no_trigger_fires_in_this_database(s: Servers) -> Setup:
+    setup = Setup(s).leases().table()
+    return setup.sql(
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET session_replication_role = replica', "
+        "current_database()); END $$"
+    )
+
+
+@broken("guard-wrong", "D")
+def no_trigger_fires_for_a_role(s: Servers) -> Setup:
+    role = s.role()
+    s.postgresql.execute(f"ALTER ROLE {role} SET session_replication_role = replica")
+    s.undo.callback(s.postgresql.execute, f"ALTER ROLE {role} RESET session_replication_role")
+    return Setup(s).leases().table().sql(f"GRANT UPDATE ON orders TO {role}")
+
+
 @broken("same-realm", "C")
 def a_copy_of_the_authority(s: Servers) -> Setup:
     setup = Setup(s).file()

@@ -63,6 +63,12 @@ def test_broken(name: str, servers: Servers) -> None:
     assert bool(first["runbook"]) == (check in PAGES)
 
 
+def test_a_role_without_triggers_has_its_remedy(servers: Servers) -> None:
+    first = BROKEN["no_trigger_fires_for_a_role"][2](servers).report()["findings"][0]
+    role = first["says"].split()[1]
+    assert first["do"] == f"ALTER ROLE {role} RESET session_replication_role"
+
+
 def test_there_is_a_page_for_each_finding_that_names_one() -> None:
     assert {each for each in PAGES if not (RUNBOOKS / f"{each}.md").is_file()} == set()
 

@@ -18,7 +18,7 @@ from fenced.values.rollout import GuardStatus, Stage, ago, by_writer
 CLOCK_SECONDS = 1.0
 """Clocks that differ by less are called equal."""
 TOKENS_LEFT = 2**40
-_REMEDY = re.compile(r"\(([^()]*(?:\.conf|GRANT|allow)[^()]*)\)[^()]*$")
+_REMEDY = re.compile(r"\(([^()]*(?:\.conf|ALTER|GRANT|allow)[^()]*)\)[^()]*$")
 ENFORCING = MODES.index("enforce")
 
 
@@ -132,6 +132,8 @@ def _about_guard(look: GuardLook, guard: GuardStatus, writers: frozenset[str]) -
 def _mend(look: GuardLook, guard: GuardStatus, wrong: str) -> str:
     if not look.has_tables:
         return "find who wrote it; then fenced guard reset, or write it again through the guard"
+    if remedy := _remedy(wrong):
+        return remedy
     if "fenced guard upgrade" in wrong:
         return f"fenced guard upgrade {_quoted(look.url)}"
     name = shlex.quote(guard.template)

@@ -56,7 +56,9 @@ _DOUBTS = (
     "fsync is off: a power cut may lose marks and data (postgresql.conf: fsync = on)",
     "full_page_writes is off: a power cut may damage marks and data (postgresql.conf: full_page_writes = on)",
     "synchronous_commit is off: a crash loses the last marks and writes (postgresql.conf: synchronous_commit = on)",
+    "the marks are in an unlogged table: a crash deletes them (ALTER TABLE fenced_guard.mark SET LOGGED)",
 )
+_HASTY = "synchronous_commit is off for {0}: a crash loses its last marks (ALTER ROLE {0} RESET synchronous_commit)"
 _FAILOVER = (
     "after a fail-over to it the last marks may be missing (postgresql.conf: synchronous_standby_names)"
 )
@@ -94,12 +96,13 @@ class PostgresqlOperator(Operator):
             guards = [advised(guard, now, quiet_for) for guard in guards]
         found = await schema.look(self._session)
         status = DatabaseStatus(now, realm, tuple(guards), *trust)
-        ((*store, shows, standbys, behind),) = await self._run("store")
+        ((*store, roles, shows, standbys, behind),) = await self._run("store")
+        doubts = [says for value, says in zip(store, _DOUBTS, strict=True) if value == "off"]
         return replace(
             status,
             schema=found.schema if found else None,
             elsewhere=IN_THE_LOG,
-            doubts=tuple(says for value, says in zip(store, _DOUBTS, strict=True) if value == "off"),
+            doubts=(*doubts, *([_HASTY.format(roles)] if roles else [])),
             failover=None if behind is None else f"standby {behind} is asynchronous: {_FAILOVER}",
             hidden=(_HIDDEN.format(standbys),) if standbys and not shows else (),
             local_clock=False,
@@ -114,7 +117,7 @@ class PostgresqlOperator(Operator):
         overrides = _by_guard(await self._run("overrides"))
         counts = _by_guard(await self._run("counts", quiet=repr(float(quiet_for))))
         triggers = _by_guard(await self._run("triggers"))
-        children = _by_guard(await self._run("children"))
+        unseen = _by_guard(await self._run("unseen"))
         bypass = _by_guard(await self._run("bypass", may_replicate=await self._may_replicate()))
         found = []
         for guard, template, rule, mandatory, epoch, refused, made, oid, claims in chosen:
@@ -124,10 +127,7 @@ class PostgresqlOperator(Operator):
             gone = ["the table was dropped or renamed"] if oid is None else []
             if mandatory and made != (claiming.DIGEST if claims else DIGEST):
                 gone.append(f"its triggers are those of another version of fenced: {schema.UPGRADE}")
-            gone += [
-                f"table {child} inherits from it, and its rows are not guarded"
-                for (child,) in children[guard]
-            ]
+            gone += [says for (says,) in unseen[guard]]
             found.append(
                 GuardStatus(
                     guard,

@@ -3,6 +3,10 @@ SELECT clock_timestamp(), realm, max_jump, sample, proof, fenced_guard.unrecorde
 
 -- store: What a crash and a fail-over of this server would do to marks, as far as this role may see it.
 SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
+  (SELECT CASE relpersistence WHEN 'u' THEN 'off' END FROM pg_catalog.pg_class WHERE oid = 'fenced_guard.mark'::regclass),
+  (SELECT string_agg(pg_get_userbyid(s.setrole), ', ') FROM pg_catalog.pg_db_role_setting s
+   WHERE s.setrole <> 0 AND 'synchronous_commit=off' = ANY (s.setconfig)
+     AND s.setdatabase IN (0, (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()))),
   pg_has_role(current_user, 'pg_read_all_stats', 'MEMBER'), count(r.pid), string_agg(r.application_name, ', ' ORDER BY r.application_name)
     FILTER (WHERE r.sync_state IN ('async', 'potential') AND r.state IS DISTINCT FROM 'backup')
 FROM pg_stat_replication r
@@ -76,12 +80,24 @@ LEFT JOIN LATERAL (
 WHERE t.oid IS NULL OR t.tgenabled NOT IN ('O', 'A')
 ORDER BY tree.guard, tree.relation <> tree.root, 2, 3
 
--- children: Tables that inherit from a guarded one (INHERITS), whose triggers do not see their rows.
-SELECT g.guard, i.inhrelid::regclass::text
+-- unseen: Writes that the triggers do not see: to tables that inherit from a guarded one (INHERITS), and of sessions in which
+-- no trigger fires, because a setting or a subscription makes them replicas.
+SELECT g.guard, format('table %s inherits from it, and its rows are not guarded', i.inhrelid::regclass)
 FROM fenced_guard.guard g
 JOIN pg_catalog.pg_inherits i ON i.inhparent = fenced_guard.relation(g.guard)
 JOIN pg_catalog.pg_class c ON c.oid = i.inhparent AND c.relkind = 'r'
-WHERE g.mandatory ORDER BY 1, 2
+WHERE g.mandatory
+UNION ALL
+SELECT g.guard, 'a subscription writes it, and fires no trigger' FROM fenced_guard.guard g
+JOIN pg_catalog.pg_subscription_rel r ON r.srrelid = fenced_guard.relation(g.guard) WHERE g.mandatory
+UNION ALL
+SELECT g.guard, format('%1$s %2$I has session_replication_role = replica, and fires no trigger (ALTER %1$s %2$I RESET session_replication_role)',
+  CASE WHEN s.setrole = 0 THEN 'DATABASE' ELSE 'ROLE' END, CASE WHEN s.setrole = 0 THEN current_database() ELSE pg_get_userbyid(s.setrole) END)
+FROM fenced_guard.guard g CROSS JOIN pg_catalog.pg_db_role_setting s
+WHERE g.mandatory AND s.setdatabase IN (0, (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()))
+  AND 'session_replication_role=replica' = ANY (s.setconfig)
+  AND (s.setrole = 0 OR has_table_privilege(s.setrole, fenced_guard.relation(g.guard), 'INSERT, UPDATE, DELETE, TRUNCATE'))
+ORDER BY 1, 2
 
 -- bypass: The roles that can log in and disable the triggers of each table, with the strongest reason.
 SELECT g.guard, r.rolname::text, CASE
