@@ -346,7 +346,7 @@ NOTICES = """async (events) => {
 }"""
 
 
-def test_what_lasts_needs_attention(opened: Opened, site: Site) -> None:
+def test_lasting_problems_need_attention(opened: Opened, site: Site) -> None:
     """A queue that has not moved for ten minutes, a mark above the last token, a token of two grants."""
     page = opened(site.cast())
     first, later, caught_up = page.evaluate(NOTICES, [])
