@@ -10,7 +10,7 @@ import pytest
 from fenced.drills.relay import Fault, Proxy
 from fenced.errors import Indeterminate
 from fenced.runtime.blocking import step
-from fenced.stores.zookeeper.authority.attempt import ZooKeeperAttempt
+from fenced.stores.zookeeper.authority.attempt import ZooKeeperAttempt, ZooKeeperPhase
 from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
 from fenced.stores.zookeeper.authority.nodes import LockDelays
 from fenced.stores.zookeeper.authority.session import SessionCall, ZooKeeperSession
@@ -189,6 +189,26 @@ def test_a_waiter_first_at_one_name_keeps_it_from_those_behind(pair: Pair) -> No
     assert isinstance(step(two.ask(behind)), Waiting)
     assert step(one.release(both.secret)) == Released()
     step(granted(two, behind))
+
+
+def test_a_waiter_that_expires_while_it_asks_is_told_so(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its servers have not answered for longer than it keeps its place, and another caller has noticed that."""
+    one, two = pair
+    holder, waiter = queued(two, one)
+    stand = PlaceWatch.stand
+
+    async def expires_meanwhile(
+        self: PlaceWatch, call: SessionCall, mine: ZooKeeperAttempt, *rest: Any
+    ) -> Any:
+        answer = await stand(self, call, mine, *rest)
+        self.own.drop(mine, ZooKeeperPhase.EXPIRED)
+        return answer
+
+    monkeypatch.setattr(PlaceWatch, "stand", expires_meanwhile)
+    assert step(one.ask(waiter)) == Ended("expired")
+    monkeypatch.undo()
+    assert step(two.release(holder.secret)) == Released()
+    step(granted(one, asking(RUNTIME, "orders")))
 
 
 def test_a_name_that_is_gone_before_its_lock_delay_is_written_is_read_again(

@@ -112,7 +112,8 @@ class ZooKeeperAsking:
             return Busy(whom.waiters, whom.held_by)
         mine.advance(ZooKeeperPhase.WAITING)
         mine.expires = self.runtime.now() + call.session.place_seconds
-        return await self.watching.stand(call, mine, look, delay)
+        waiting = await self.watching.stand(call, mine, look, delay)
+        return None if mine.over else waiting  # another caller has noticed meanwhile that it expired
 
     # Entering.
 
