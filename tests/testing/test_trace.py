@@ -98,6 +98,10 @@ def test_the_traits_decide_what_is_allowed() -> None:
     with pytest.raises(Deviation, match="had been told"):
         checked(queued)
     assert checked(queued, traits=["per-name-order"])
+    assert checked(queued, copies=True), "a copy of its first ask may have been granted before the other one"
+    asked_again = (*queued[:3], asks(B, 3.5, "waiting"), *queued[3:])
+    with pytest.raises(Deviation, match="had been told"):
+        checked(asked_again, copies=True)
 
 
 def test_an_answer_that_never_came_explains_others() -> None:

@@ -70,16 +70,20 @@ class Promises:
     when it is tried again; and the first of a queue may be told to wait until its session is confirmed."""
     place: Callable[[float], float] = timing.waiter_ttl
     """How long a place in a queue lasts at least, by the ttl."""
+    copies: bool = False
+    """A call may have been sent more than once: a copy of an ask that was told to wait may have been granted later."""
 
     @classmethod
-    def of(cls, traits: Collection[Trait] | Collection[str], *, exact: bool = False) -> Promises:
+    def of(
+        cls, traits: Collection[Trait] | Collection[str], *, exact: bool = False, copies: bool = False
+    ) -> Promises:
         keys = {trait.key if isinstance(trait, Trait) else trait for trait in traits}
         forgets = not keys.isdisjoint(("settled-forgotten", "own-memory"))
         # Places of sessions end with their session, which may be a third shorter than their ttl.
         shorter = (lambda ttl: timing.waiter_ttl(ttl) * 2 / 3) if "sessions" in keys else timing.waiter_ttl
         late = not keys.isdisjoint(("restart-prolongs", "delay-noticed", "sessions"))
         # What a session has deleted leaves no trace of why, once the session itself is over.
-        return cls("per-name-order" in keys, forgets, late, exact, "sessions" in keys, shorter)
+        return cls("per-name-order" in keys, forgets, late, exact, "sessions" in keys, shorter, copies)
 
     def slack(self, *durations: float) -> float:
         """By how much a clock may differ over these durations."""
@@ -136,7 +140,8 @@ class Life:
     def granted_from(self) -> float:
         """It was granted after every answer that it waits; and, if grants are made by asks, by one that was sent."""
         waits = [call.sent for call in self._answered("waiting") if call.sent < self.granted_by]
-        asks = [call.sent for call in self.asks if call.answer in ("", "granted")]
+        grants = ("", "granted", "waiting") if self.promises.copies else ("", "granted")
+        asks = [call.sent for call in self.asks if call.answer in grants]
         by_ask = min(asks, default=self.asked) if not self.promises.per_name else self.asked
         return max(self.asked, by_ask, *waits)
 

@@ -69,8 +69,8 @@ class Site:
         self.resource = MessageServer(self.world, self.network, "resource")
         self.guard = self.guard_type(rule=self.rule, clock=lambda: self.world.now)
         self.backend = self.backend_type(self)
-        self.trace = Trace(Promises.of(self.backend_type.traits))
-        """What the clients saw. It is checked at the end."""
+        self.trace = Trace(Promises.of(self.backend_type.traits, copies=True))
+        """What the clients saw. It is checked at the end. Messages are doubled, and clients repeat what was cut."""
         self.judge.holds, self.judge.place_seconds = self.backend.holds, self.backend.place_seconds
         # By then servers have come back, late messages have arrived, and what crashed clients left has expired.
         settled = max(2 * self.pace, self.faults.delay_max + self.pace)
