@@ -565,6 +565,17 @@ def mark_in_redis_deleted(s: Servers) -> Setup:
     return setup
 
 
+@broken("marks-could-be-lost", "C")
+def redis_evicts_marks(s: Servers) -> Setup:
+    """What could be mended comes before what the guard is by its nature."""
+    setup = Setup(s).leases().values(f"{s.redis.url()}?tag=t{next(_numbers)}&mode=require")
+    s.redis.execute("CONFIG", "SET", "maxmemory", "1gb")
+    s.redis.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    s.undo.callback(s.redis.execute, "CONFIG", "SET", "maxmemory", "0")
+    s.undo.callback(s.redis.execute, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+    return setup
+
+
 @broken("cooperative", "C")
 def a_cooperative_guard(s: Servers) -> Setup:
     return Setup(s).leases().values(f"{s.redis.url()}?tag=t{next(_numbers)}&mode=require")

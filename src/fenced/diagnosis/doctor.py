@@ -62,10 +62,10 @@ def _about_guards(look: GuardLook, writers: frozenset[str]) -> Iterator[Finding]
     if not status.guards:
         install = f"fenced guard install {_quoted(look.url)} --table TABLE --name 'TABLE/{{id}}'"
         yield Finding("broken", "not-guarded", where, "no table is guarded there", install)
-    for guard in status.guards:
-        yield from _about_guard(look, guard, writers)
     for doubt in status.doubts:
         yield Finding("weak", "marks-could-be-lost", where, doubt, _remedy(doubt))
+    for guard in status.guards:
+        yield from _about_guard(look, guard, writers)
     if status.failover:
         yield Finding("weak", "replication", where, status.failover, _remedy(status.failover))
     for hidden in status.hidden:
