@@ -96,7 +96,7 @@ def test_without_it_the_same_is_unsupported(path: Path) -> None:
         ORDERS.transaction(ToyConnection(path), stamp(6))
     with (
         Session(sa.create_engine(f"sqlite:///{path}")) as session,
-        pytest.raises(library.Unsupported, match="sqlalchemy over postgresql, not over sqlite"),
+        pytest.raises(library.Unsupported, match="sqlalchemy over mariadb, postgresql, not over sqlite"),
     ):
         ORDERS.transaction(session, stamp(6))
 

@@ -41,7 +41,9 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "etcd": "fenced.stores.etcd.guard.values:EtcdValues",
         "etcds": "fenced.stores.etcd.guard.values:EtcdValues",
         "file": "fenced.stores.files.guard.values:FileValues",
+        "mariadb": "fenced.stores.mariadb.guard.values:MariadbValues",
         "memory": "fenced.stores.memory.guard:MemoryValues",
+        "mysql": "fenced.stores.mariadb.guard.values:MariadbValues",
         "postgresql": "fenced.stores.postgresql.guard.values:PostgresqlValues",
         "redis": "fenced.stores.redis.guard.values:RedisValues",
         "redis+cluster": "fenced.stores.redis.guard.values:RedisValues",
@@ -60,6 +62,8 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
 }
 
 ENGINES = {
+    "mariadb": "fenced.stores.mariadb.guard.engine:ENGINE",
+    "mysql": "fenced.stores.mariadb.guard.engine:ENGINE",
     "postgresql": "fenced.stores.postgresql.guard.engine:ENGINE",
     "sqlite": "fenced.stores.sqlite.guard.engine:ENGINE",
 }
@@ -129,7 +133,7 @@ def engine(url: str) -> Engine:
 
 def engines() -> Iterator[Engine]:
     """All SQL engines: the built-in ones first, because looking for others takes milliseconds."""
-    for target in ENGINES.values():
+    for target in dict.fromkeys(ENGINES.values()):
         yield cast("Engine", _load(target))
     yield from _other_engines()
 
