@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -265,6 +266,33 @@ def drill_list() -> str:
     return "\n\n".join(parts)
 
 
+def capacity_table() -> str:
+    """What `make evidence ARGS=capacity` has measured."""
+    found = json.loads((ROOT / "docs" / "evidence" / "capacity.json").read_text())["capacity"]
+    held, asked, direct = found["held"], found["asked"], dict(found["direct"])
+    rates = [(what, rate["a second"]) for what, rate in held.items() if isinstance(rate, dict)]
+    clients = direct.pop("clients")
+    many = f"{asked['clients']} clients with {asked['leases']:,} leases, ttl {asked['ttl']:g} s"
+    formula = [
+        (
+            f"{what} of {many}",
+            f"{asked[what]['measured']:g}; by the formula {asked[what]['by the formula']:g}",
+        )
+        for what in ("renewals a second", "requests a second")
+    ]
+    rows = [
+        ("memory without leases", f"{held['memory before, MB']:g} MB"),
+        (f"memory of each of {held['leases']:,} leases", f"{held['memory of a lease, KB']:g} KB"),
+        *((f"{what}: a second", f"{rate:,}") for what, rate in rates),
+        *formula,
+        *(
+            (f"{clients} clients that ask {store} directly, each alone: renewals a second", f"{rate:,}")
+            for store, rate in direct.items()
+        ),
+    ]
+    return table(("", "measured"), rows)
+
+
 def record_table() -> str:
     """What was decided, and what still holds; one line for each record."""
     found = [(path, RECORD.match(path.read_text())) for path in sorted(RECORDS.glob("[0-9]*.md"))]
@@ -279,6 +307,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "metrics": metric_table,
     **{f"api {path}": partial(api_table, path) for path in API},
     "drills": drill_list,
+    "capacity": capacity_table,
     "tree": tree,
     "errors": error_table,
     "exits": exit_table,

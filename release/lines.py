@@ -73,7 +73,7 @@ YOUNGER: dict[str, dict[str, tuple[str, ...]]] = {
             "recipes",
             "evidence/test_elections.py",
             "evidence/test_election_worlds.py",
-            *("evidence/test_replicas.py", "evidence/test_permits.py"),
+            *("evidence/test_replicas.py", "evidence/test_permits.py", "evidence/test_capacity.py"),
             *("cli/test_stamp.py", "unit/test_looking.py"),
             "sqlite/test_guard_hold.py",
         ),
