@@ -127,18 +127,14 @@ def _statements(engine: str, db: Any, worker: ClaimWorker) -> Action:
         f"claim_write = {place} WHERE id = {place} RETURNING 1"
     )
     cursor = db.cursor()
+    names = [column[0] for column in cursor.execute("SELECT * FROM runs LIMIT 0").description]
+    key, token = names.index("id"), names.index("claim_token")
 
     def job() -> None:
-        key, token = _key_and_token(cursor, claim)
-        cursor.execute(finish, ("done", "x", (token << 20) + 1, key)).fetchall()
+        row = cursor.execute(claim).fetchone()
+        cursor.execute(finish, ("done", "x", (row[token] << 20) + 1, row[key])).fetchall()
 
     return job
-
-
-def _key_and_token(cursor: Any, claim: str) -> tuple[Any, int]:
-    row = cursor.execute(claim).fetchone()
-    names = [column[0] for column in cursor.description]
-    return row[0], row[names.index("claim_token")]
 
 
 def _ours(db: Any, worker: ClaimWorker) -> Action:

@@ -81,6 +81,11 @@ def _begin(connection: Any) -> str:
     return " ".join(words)
 
 
+def _has_rows(cursor: Any) -> bool:
+    """Whether the statement returns rows. `cursor.description` would make an object for each column."""
+    return bool(cursor.pgresult.nfields)
+
+
 class PsycopgSession:
     """A psycopg connection. With autocommit off, psycopg begins transactions implicitly, so we send no BEGIN."""
 
@@ -114,7 +119,7 @@ class PsycopgSession:
 
         with self.connection.cursor(row_factory=tuple_row) as cursor:
             cursor.execute(sql.encode(), parameters or None)
-            return cursor.fetchall() if cursor.description else []
+            return cursor.fetchall() if _has_rows(cursor) else []
 
     def place(self, number: int) -> str:
         return "%s"
@@ -124,7 +129,7 @@ class PsycopgSession:
 
         with self.connection.cursor(row_factory=dict_row) as cursor:
             cursor.execute(sql.encode(), parameters or None)
-            return cursor.fetchall() if cursor.description else []
+            return cursor.fetchall() if _has_rows(cursor) else []
 
     async def notified(self, channel: str, payload: str, seconds: float) -> bool | None:
         if not self.connection.autocommit:
@@ -185,14 +190,14 @@ class AsyncPsycopgSession(PsycopgSession):
 
         async with self.connection.cursor(row_factory=tuple_row) as cursor:
             await cursor.execute(sql.encode(), parameters or None)
-            return await cursor.fetchall() if cursor.description else []
+            return await cursor.fetchall() if _has_rows(cursor) else []
 
     async def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
         from psycopg.rows import dict_row
 
         async with self.connection.cursor(row_factory=dict_row) as cursor:
             await cursor.execute(sql.encode(), parameters or None)
-            return await cursor.fetchall() if cursor.description else []
+            return await cursor.fetchall() if _has_rows(cursor) else []
 
     async def notified(self, channel: str, payload: str, seconds: float) -> bool | None:
         if not self.connection.autocommit:
