@@ -14,9 +14,10 @@ import pytest
 
 import fenced
 from fenced.errors import StaleToken, Unsupported
+from fenced.stores.mariadb.address import MariadbAddress
 from fenced.work import AsyncClaims, Claims
 from fenced_testkit.servers import Pgbouncer
-from tests.work.places import EMPTY, KEYS, OPTIONS, TABLE, claimed, end_lease
+from tests.work.places import EMPTY, KEYS, OPTIONS, TABLE, claimed, end_lease, place_at
 
 
 @asynccontextmanager
@@ -40,7 +41,9 @@ async def asyncpg_connection(url: str) -> AsyncIterator[Any]:
 async def alchemy_session(url: str) -> AsyncIterator[Any]:
     from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-    engine = create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://"))
+    engine = create_async_engine(
+        url.replace("postgresql://", "postgresql+asyncpg://").replace("mariadb://", "mysql+asyncmy://")
+    )
     try:
         async with AsyncSession(engine) as session:
             yield session
@@ -56,11 +59,37 @@ async def aiosqlite_connection(url: str) -> AsyncIterator[Any]:
         yield connection
 
 
+@asynccontextmanager
+async def asyncmy_connection(url: str) -> AsyncIterator[Any]:
+    import asyncmy
+
+    address = MariadbAddress(url)
+    ((host, port),) = address.members
+    connection = await asyncmy.connect(
+        host=host, port=port, user=address.user, db=address.database, autocommit=True
+    )
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+@asynccontextmanager
+async def asyncmy_that_begins(url: str) -> AsyncIterator[Any]:
+    """As it is by default: its first statement begins a transaction."""
+    async with asyncmy_connection(url) as connection:
+        await connection.autocommit(False)
+        yield connection
+
+
 ASYNC = {
     "psycopg": psycopg_connection,
     "asyncpg": asyncpg_connection,
     "sqlalchemy": alchemy_session,
     "aiosqlite": aiosqlite_connection,
+    "asyncmy": asyncmy_connection,
+    "asyncmy, begins": asyncmy_that_begins,
+    "asyncmy, sqlalchemy": alchemy_session,
 }
 
 
@@ -69,7 +98,13 @@ def database(
     request: pytest.FixtureRequest, claimed_databases: dict[str, str], tmp_path: Path
 ) -> tuple[str, str]:
     """The database with the table, with one row, and the address of the authority."""
-    if getattr(request, "param", "") == "aiosqlite":
+    driver = getattr(request, "param", "")
+    if driver.startswith("asyncmy"):
+        made: str = request.getfixturevalue("new_mariadb")()
+        with place_at("mariadb", made, made) as place:
+            place.prepare()
+        return made, made
+    if driver == "aiosqlite":
         with sqlite3.connect(tmp_path / "data.db") as file:
             file.execute(TABLE.format(key=KEYS["sqlite"]))
             Claims(**OPTIONS).install(file, mode="require")

@@ -1,6 +1,7 @@
 """What an installation of claims makes on a table of MariaDB or MySQL: columns, indexes and triggers.
 
-There are no partial indexes: a virtual column is 1 for the rows that may be claimed, and the index begins with it.
+There are no partial indexes: a virtual column is 0 for the rows that may be claimed, else 1, and the index begins with
+it. The others come behind them: a claim must not write where another one has locked the gap before the first row.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TYPES = {
     "claim_attempts": ("smallint", "SMALLINT NOT NULL DEFAULT 0"),
     "claim_at": ("datetime", "DATETIME(6)"),
 }
-_READY = "claim_ready"
+_BUSY = "claim_busy"
 _ORDERED = re.compile(r"[`\"]?(?P<column>\w+)[`\"]?(\s+(ASC|DESC))?", re.IGNORECASE)
 _INDEXED = INTEGERS | frozenset(
     {"char", "varchar", "varbinary", "binary", "enum", "uuid", "decimal", "float", "double", "bit", "year"}
@@ -109,10 +110,10 @@ async def columns(spec: Spec, claiming: Claiming, table: TableShape, session: Ru
     )
     if ready not in names:
         removed = [f"DROP INDEX `{name}`" for name in sorted(names) if name.startswith("fenced_ready_")]
-        removed += [f"DROP COLUMN {_READY}"] if _READY in table.kinds else []
+        removed += [f"DROP COLUMN {_BUSY}"] if _BUSY in table.kinds else []
         added += [
-            f"ADD COLUMN {_READY} TINYINT AS (IF(({claiming.ready}) AND claim_holder IS NULL, 1, NULL)) VIRTUAL",
-            f"ADD INDEX `{ready}` ({_READY}, {order_of(claiming)})",
+            f"ADD COLUMN {_BUSY} TINYINT AS (IF(({claiming.ready}) AND claim_holder IS NULL, 0, 1)) VIRTUAL",
+            f"ADD INDEX `{ready}` ({_BUSY}, {order_of(claiming)})",
         ]
     added += [] if "fenced_held" in names else ["ADD INDEX fenced_held (claim_holder)"]
     return [alter + ", ".join(changes) for changes in (removed, added) if changes]

@@ -68,7 +68,7 @@ class MariadbClaims:
         assert terms.token is not None
         claiming, values = self._claiming, list((where or {}).values())
         due = f"claim_attempts < {claiming.max_attempts} AND (claim_at IS NULL OR claim_at <= {_NOW})"
-        ready = f"claim_ready = 1 AND {due}" if where is None else f"claim_holder IS NULL AND {_equal(where)}"
+        ready = f"claim_busy = 0 AND {due}" if where is None else f"claim_holder IS NULL AND {_equal(where)}"
         chosen = (
             f"SELECT {self._key} FROM {self._table} WHERE {ready} ORDER BY {order_of(claiming)} LIMIT {limit:d} "
             "FOR UPDATE SKIP LOCKED"
@@ -222,7 +222,7 @@ class MariadbClaims:
         return await self._part(lambda session: self._status(session, limit))
 
     async def _status(self, session: MariadbSession, limit: int) -> WorkStatus:
-        ready = f"claim_ready = 1 AND claim_attempts < {self._claiming.max_attempts}"
+        ready = f"claim_busy = 0 AND claim_attempts < {self._claiming.max_attempts}"
         due = f"(claim_at IS NULL OR claim_at <= {_NOW})"
         counted = (
             f"{ready} AND {due}",

@@ -58,6 +58,8 @@ _MEANING: dict[int, tuple[type[FencedError], str]] = {
     NOT_HELD: (LeaseLost, ""),
     NO_AUTHORITY: (Misconfigured, ""),
     NO_CLAIMS: (Misconfigured, "; run install() of its Claims"),
+    1054: (Misconfigured, ""),
+    1064: (Misconfigured, ""),
     1213: (Contended, ""),
     LOCK_TIMEOUT: (Contended, ""),
     _LATER_SNAPSHOT: (Conflict, ""),
@@ -73,6 +75,8 @@ _MEANING: dict[int, tuple[type[FencedError], str]] = {
         "; SET GLOBAL log_bin_trust_function_creators = ON, or install as an administrator",
     ),
     1290: (Misconfigured, "; a guarded write needs a server that takes writes"),
+    1901: (Misconfigured, ""),
+    3102: (Misconfigured, ""),
     1792: (Misconfigured, "; a guarded write needs a read-write transaction"),
 }
 _SAID = re.compile(

@@ -114,7 +114,10 @@ class PymysqlSession(CursorSession):
     def state(self) -> State:
         if not self.connection.open:
             return "closed"
-        return "open" if self.connection.server_status & _IN_TRANSACTION else "idle"
+        if self.connection.server_status & _IN_TRANSACTION:
+            return "open"
+        # It does not read the status after a SELECT, which begins a transaction if autocommit is off.
+        return "idle" if self.connection.get_autocommit() else "unknown"
 
     async def begin(self, statement: str) -> None:
         self.connection.query(statement)  # without a cursor, which costs as much as the statement
@@ -148,8 +151,9 @@ class AsyncmySession:
     def state(self) -> State:
         if not self.connection.connected:
             return "closed"
-        # It forgets to note that a transaction has ended, if autocommit is off.
-        return "unknown" if self.connection.get_transaction_status() else "idle"
+        # If autocommit is off, it does not note that a SELECT has begun a transaction, and that one has ended.
+        idle = self.connection.get_autocommit() and not self.connection.get_transaction_status()
+        return "idle" if idle else "unknown"
 
     async def begin(self, statement: str) -> None:
         await self.connection.query(statement)
