@@ -1,8 +1,8 @@
 """A semaphore of three permits: 64 contenders in processes that are killed, and what a permit costs among 8 and 512.
 
-Every second kill aims at a process that is inside. Looked for: a fourth one inside, and permits that are not granted in the
-order of the turns at the gate. The clock is that of the machine, which all processes share; who was killed was inside
-until the moment before, so two that were inside together were so indeed.
+Every second kill aims at a process that is inside. Looked for: a fourth one inside, and permits that are not granted in
+the order of the turns at the gate. The clock is that of the machine, which all processes share; who was killed was
+inside until the moment before, so those that were inside together were so indeed.
 """
 
 from __future__ import annotations
