@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -12,10 +14,13 @@ import psycopg
 import pytest
 
 import fenced
+from fenced.drills.relay.proxy import Proxy
 from fenced.metrics.numbers import exposition
 from fenced.monitoring.exporter import Exporter
 from fenced.monitoring.looks import GuardLooker, Looker, lookers
 from fenced.sql import Guard
+from fenced.stores.postgresql.guard.engine import ENGINE
+from fenced_testkit.servers import PostgresqlServer
 from tests.metrics.servers import until
 from tests.metrics.test_recorder import samples, value
 
@@ -96,6 +101,29 @@ def test_a_hung_store_is_down_and_delays_no_scrape() -> None:
         hung[0].stop()
 
 
+def test_a_silent_server_is_down_until_it_answers_again(
+    postgresql_url: str, postgresql_server: PostgresqlServer
+) -> None:
+    """The bytes of the look arrive nowhere, and its connection stays open. Meanwhile another store is looked at."""
+    with psycopg.connect(postgresql_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders (id bigint PRIMARY KEY)")
+        Guard(table="orders", name="orders/{id}").install(connection, mode="enforce")
+    with Proxy(postgresql_server.host, postgresql_server.port) as link:
+        silent = postgresql_url.replace(f":{postgresql_server.port}/", f":{link.port}/")
+        with looking([f"silent={silent}", f"good={postgresql_url}"]) as exporter:
+
+            def up(target: str) -> float:
+                return value(samples(exporter.text()), "fenced_up", role="guard", target=target)
+
+            until(lambda: up("silent") == up("good") == 1)
+            link.black_hole()
+            until(lambda: up("silent") == 0)
+            assert 'guard="public.orders",target="silent"' not in exporter.text()
+            until(lambda: up("good") == 1)
+            link.heal()
+            until(lambda: up("silent") == 1)
+
+
 def test_a_failed_look_shows_no_old_numbers(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/values.db"
     with fenced.Values(url) as values:
@@ -129,6 +157,18 @@ def test_a_look_does_not_count_a_million_marks(postgresql_url: str) -> None:
 
 
 _READS = "SELECT seq_scan, idx_scan FROM pg_stat_user_tables WHERE schemaname = 'fenced_guard' AND relname = 'mark'"
+
+
+def test_a_look_does_not_wait_for_hours(postgresql_url: str) -> None:
+    """Where the network has forgotten the connection, the system's own limits would be two hours."""
+    for url, idle in ((postgresql_url, 10), (f"{postgresql_url}?keepalives_idle=7", 7)):
+        with (
+            closing(ENGINE.connect(url)) as connection,
+            socket.socket(fileno=os.dup(connection.fileno())) as link,
+        ):
+            assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == idle
+            assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
 
 
 def test_a_target_has_no_password() -> None:

@@ -65,6 +65,10 @@ def _django() -> Driver:
     return Driver(PostgresqlTable, DjangoSession, claims=_claims)
 
 
+LINK = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+"""Ends a look after half a minute if the network has forgotten the connection; else it would wait for hours."""
+
+
 class PostgresqlEngine:
     """PostgreSQL, by psycopg and asyncpg, also through SQLAlchemy and Django."""
 
@@ -102,7 +106,9 @@ class PostgresqlEngine:
         from fenced.stores.postgresql.guard.refusals import typed
 
         try:
-            return psycopg.connect(dsn, autocommit=True, fallback_application_name="fenced guard")
+            given = psycopg.conninfo.conninfo_to_dict(dsn)
+            link = psycopg.conninfo.make_conninfo(dsn, **{key: LINK[key] for key in LINK if key not in given})
+            return psycopg.connect(link, autocommit=True, fallback_application_name="fenced guard")
         except psycopg.ProgrammingError as error:  # not an address
             raise Misuse(f"{shown(redacted(dsn))}: {error}") from error
         except psycopg.Error as error:
