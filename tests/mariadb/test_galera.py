@@ -9,6 +9,8 @@ from typing import Any
 import pymysql
 import pytest
 
+import fenced
+from fenced.errors import Misconfigured
 from fenced_testkit.servers import GaleraCluster, MariadbServer
 from fenced_testkit.servers.mysql import MYSQL_VARIABLE
 
@@ -95,3 +97,37 @@ def test_a_holder_learns_at_commit_that_it_has_lost(nodes: list[Node]) -> None:
 
 def test_a_named_lock_is_held_on_both(nodes: list[Node]) -> None:
     assert [node.run("SELECT get_lock('x', 0)") for node in nodes] == [[(1,)], [(1,)]]
+
+
+# proves authority mariadb: one-writer
+def test_a_cluster_is_best_effort_and_says_to_write_to_one_node(cluster: GaleraCluster) -> None:
+    """On one node all is as on a server alone."""
+    url = cluster.nodes[0].url("t")
+    with (
+        fenced.Client(url) as strict,
+        pytest.raises(Misconfigured, match="let all clients write to one node"),
+    ):
+        strict.acquire("orders")
+    with fenced.Client(url, guarantee="best-effort") as client:
+        tokens = []
+        for _ in range(5):
+            with client.hold("orders") as lease:
+                tokens.append(lease.token)
+    assert tokens == sorted(set(tokens))
+
+
+def test_numbers_of_two_nodes_fall(cluster: GaleraCluster, nodes: list[Node]) -> None:
+    """As a grant on the one draws its number before, and commits after grants on the other: nobody waits for it."""
+    with fenced.Client(cluster.nodes[0].url("t"), guarantee="best-effort") as client:
+        client.acquire("orders").release()  # the tables are there
+    slow, fast = nodes[1], nodes[0]
+    number = "INSERT INTO fenced_number () VALUES ()"
+    slow.run("BEGIN")
+    slow.run(number)
+    ((early,),) = slow.run("SELECT last_insert_id()")
+    later = []
+    for _ in range(3):
+        fast.run(number)
+        later += [found for (found,) in fast.run("SELECT last_insert_id()")]
+    slow.run("COMMIT")
+    assert early < later[-1], "granted last, and it is lower"

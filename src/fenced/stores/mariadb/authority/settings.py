@@ -100,15 +100,15 @@ class Settings:
             )
         if self._galera:
             found.append(
-                "this is a node of a Galera cluster, and a row is locked on one node alone: two nodes would grant one "
-                "name at the same time, with tokens that fall (let all clients write to one node)"
+                "this is a node of a Galera cluster: rows are locked on one node alone and each node draws numbers of "
+                "its own, so tokens can fall (let all clients write to one node)"
             )
         if self.found.get("group_replication_group_name") and self._is(
             "group_replication_single_primary_mode", "OFF", "0"
         ):
             found.append(
-                "group replication has several primaries, and a row is locked on one of them alone: two would grant "
-                "one name at the same time (group_replication_single_primary_mode = ON)"
+                "group replication has several primaries: rows are locked on one of them alone and each draws numbers "
+                "of its own, so tokens can fall (group_replication_single_primary_mode = ON)"
             )
         return tuple(found)
 
