@@ -18,7 +18,7 @@ from fenced.values.rollout import GuardStatus, Stage, ago, by_writer
 CLOCK_SECONDS = 1.0
 """Clocks that differ by less are called equal."""
 TOKENS_LEFT = 2**40
-_REMEDY = re.compile(r"\(([^()]*(?:\.conf|ALTER|GRANT|allow)[^()]*)\)[^()]*$")
+_REMEDY = re.compile(r"\(([^()]*(?:\.conf|\.cnf|ALTER|GRANT|allow|set it)[^()]*)\)[^()]*$")
 ENFORCING = MODES.index("enforce")
 
 
@@ -161,7 +161,7 @@ def _about_bypass(where: str, guard: GuardStatus, writers: frozenset[str]) -> It
     """Who can switch the guard off: broken if programs write as that role."""
     for who in guard.bypass:
         role = who.partition(" (")[0]
-        if role in writers:
+        if any(role == each or role.startswith(f"'{each}'@") for each in writers):
             says = f"programs write as {who}, which can switch the guard off"
             do = f"REVOKE what {role} has, or let programs write as another role"
             yield Finding("broken", "bypass", where, says, do)
