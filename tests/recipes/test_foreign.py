@@ -1,14 +1,15 @@
-"""Tokens of other locks: kazoo and Curator on a real ZooKeeper, and a table that refuses their stopped holder."""
+"""Tokens of other locks: kazoo and Curator on ZooKeeper, etcd's own lock, and a table that refuses a stopped holder."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ import pytest
 import fenced
 import fenced.sql
 from fenced.values.foreign import SOURCES, foreign_realm
-from fenced_testkit.servers import ZooKeeperServer
 
 HERE = Path(__file__).parent
 JARS = "/usr/share/java/*:/usr/share/zookeeper/lib/*:/usr/share/java/zookeeper.jar"
@@ -32,6 +32,12 @@ node = f"{path}/{lock.node}"
 print(zk.exists(node).czxid, f"{zk.client_id[0]:x}", node, flush=True)
 sys.stdin.readline()
 """
+ETCD_HOLDER = """
+number=$(etcdctl get "$ETCD_LOCK_KEY" --write-out=fields | sed -n 's/^"CreateRevision" : //p')
+echo "$number mutex $ETCD_LOCK_KEY"
+while kill -0 $PPID; do sleep 0.1; done
+"""
+"""What `etcdctl lock` runs while it holds the lock, which is the `concurrency.Mutex` of etcd's Go client."""
 
 
 @pytest.fixture(scope="module")
@@ -44,41 +50,55 @@ def curator(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @contextlib.contextmanager
-def holder(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], fenced.Stamp]]:
+def holder(
+    source: str, command: list[str], told: Mapping[str, str]
+) -> Iterator[tuple[subprocess.Popen[str], fenced.Stamp]]:
     """A process that has a lock, and the stamp of that lock."""
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command,
+        env={**os.environ, **told},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as process:
         try:
             assert process.stdout is not None
-            czxid, session, node = process.stdout.readline().split()
+            number, session, node = process.stdout.readline().split()
             yield (
                 process,
-                fenced.Stamp.foreign(
-                    "zookeeper-czxid", "test", "orders/42", int(czxid), f"{session}:{node}:{czxid}"
-                ),
+                fenced.Stamp.foreign(source, "test", "orders/42", int(number), f"{session}:{node}:{number}"),
             )
         finally:
             process.kill()
 
 
-@pytest.mark.parametrize("kind", ["kazoo", "curator"])
+@pytest.mark.parametrize("kind", ["kazoo", "curator", "etcd"])
 def test_the_table_refuses_a_stopped_holder_of_another_lock(
-    kind: str, zookeeper_server: ZooKeeperServer, request: pytest.FixtureRequest
+    kind: str, request: pytest.FixtureRequest
 ) -> None:
-    command = [sys.executable, "-c", KAZOO_HOLDER] if kind == "kazoo" else request.getfixturevalue("curator")
-    command = [*command, f"127.0.0.1:{zookeeper_server.port}", f"/foreign-{secrets.token_hex(4)}"]
+    path, told = f"/foreign-{secrets.token_hex(4)}", dict[str, str]()
+    if kind == "etcd":
+        source, port = "etcd-revision", request.getfixturevalue("etcd_server").port
+        told = {"ETCDCTL_API": "3", "ETCDCTL_ENDPOINTS": f"127.0.0.1:{port}"}
+        command = ["etcdctl", "lock", "--ttl=1", "--", path, "sh", "-c", ETCD_HOLDER]
+    else:
+        source, port = "zookeeper-czxid", request.getfixturevalue("zookeeper_server").port
+        program = (
+            [sys.executable, "-c", KAZOO_HOLDER] if kind == "kazoo" else request.getfixturevalue("curator")
+        )
+        command = [*program, f"127.0.0.1:{port}", path]
     db = sqlite3.connect(":memory:", isolation_level=None)
     db.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, qty INTEGER)")
     db.execute("INSERT INTO orders VALUES (42, 10)")
     orders = fenced.sql.Guard(table="orders", name="orders/{id}")
     orders.install(db, mode="require")
-    with holder(command) as (stopped, old):
+    with holder(source, command, told) as (stopped, old):
         with orders.transaction(db, old) as tx:
             tx.execute("UPDATE orders SET qty = 9")
         stopped.send_signal(signal.SIGSTOP)
-        with holder(command) as (_, new):  # its session has ended: the lock goes on
-            assert new.token > old.token
+        with holder(source, command, told) as (_, new):  # its session has ended: the lock goes on
+            assert stopped.poll() is None and new.token > old.token
             with orders.transaction(db, new) as tx:
                 tx.execute("UPDATE orders SET qty = 8")
             with pytest.raises(fenced.StaleToken), orders.transaction(db, old) as tx:
