@@ -117,6 +117,11 @@ def _wrong(
         return says
     labels = [*EVENTS, *(("epoch_i", "epoch_u") if epoch else ())]
     missing = [name for name in (trigger_name(table, label) for label in labels) if name not in there]
+    if len(missing) == len(labels):  # without the privilege the server shows none
+        return [
+            *says,
+            "no trigger is to be seen: install the guard again, or GRANT TRIGGER on the table to this user",
+        ]
     says += [f"trigger {name} is missing: install the guard again" for name in missing]
     if not missing and not current:
         says.append(f"its triggers are those of another version of fenced: {schema.UPGRADE}")
