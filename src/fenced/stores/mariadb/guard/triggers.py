@@ -89,10 +89,14 @@ def trigger(table: TableShape, label: str, when: str, event: str, body: str) -> 
 
 def _asked(spec: Spec, table: TableShape, row: str) -> str:
     name, own = name_of(spec, table, row), f"{table.table}:"
+    where = f"{literal(table.scope)}, '{table.table}'"
+    decides = (
+        f"decide({where}, " if spec.installs == "retry" else f"decide_counted({where}, '{spec.installs}', "
+    )
     return (
         f"IF NOT (@fenced_ok <=> CONCAT(NOW(6), '{own}', {name}))\n"
         f"      AND NOT (@fenced_free <=> CONCAT(NOW(6), '{own}')) THEN\n"
-        f"    CALL fenced_guard.decide({literal(table.scope)}, '{table.table}', '{spec.installs}', {name});\n  END IF;"
+        f"    CALL fenced_guard.{decides}{name});\n  END IF;"
     )
 
 

@@ -146,6 +146,7 @@ enter: BEGIN
   DECLARE v_token BIGINT;
   DECLARE v_grant VARBINARY(32);
   DECLARE v_short BOOLEAN DEFAULT FALSE;
+  DECLARE v_name VARBINARY(200);
   {refuse_open}
   START TRANSACTION;
   SAVEPOINT fenced_guard;
@@ -158,10 +159,10 @@ enter: BEGIN
     SELECT rule = 'retry' AND COALESCE(p_rule, 'retry') = 'retry' AND mode IN ('enforce', 'require') AND NOT patterned AND lifted IS NULL
     INTO v_short FROM fenced_guard.guard WHERE scope = p_scope AND tbl = p_table LOCK IN SHARE MODE;
   END IF;
-  IF v_short THEN  -- a mode that refuses nothing must not wait for a lock, either
+  IF v_short AND LENGTH(p_names) <= 202 THEN  -- a mode that refuses nothing must not wait for a lock, either
+    SET v_name = SUBSTRING(p_names, 3);
     SELECT m.token, m.grant_id INTO v_token, v_grant FROM fenced_guard.trust t STRAIGHT_JOIN fenced_guard.mark m
-    WHERE t.scope = p_scope AND t.realm = SUBSTRING(p_stamps, 3, 16) AND m.scope = p_scope AND m.name = SUBSTRING(p_names, 3)
-    LOCK IN SHARE MODE;
+    WHERE t.scope = p_scope AND t.realm = SUBSTRING(p_stamps, 3, 16) AND m.scope = p_scope AND m.name = v_name LOCK IN SHARE MODE;
     IF CONCAT(':', v_token, ':') = SUBSTRING(p_stamps, 19, LENGTH(v_token) + 2) AND LOCATE(CONCAT(':', v_grant, ':'), p_stamps) > 0 THEN
       SET @fenced_lines = CONCAT(x'0A', p_scope, '/', SUBSTRING(p_names, 3), x'094109', v_token, x'09', v_grant, x'0930', x'09', p_stamps,
         x'0A');
