@@ -181,3 +181,36 @@ async def test_the_next_request_waits_unread_until_this_one_is_answered(apart: b
     ]
     scene.exchanges[0].reply(500)
     assert b" 500 " not in scene.transport.written, "it is answered"
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 10001", "Transfer-Encoding: chunked"])
+async def test_a_body_that_is_too_long_is_413(framing: str) -> None:
+    """By its length before it comes; in chunks as soon as it is too long."""
+    scene = Scene()
+    scene.receive(f"POST / HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n".encode())
+    for _ in range(11 if "chunked" in framing else 0):
+        assert not scene.bodies
+        scene.receive(b"3e8\r\n%b\r\n" % (b"x" * 1000))
+    (error,) = scene.bodies
+    assert isinstance(error, BadMessage) and error.status == 413 and not scene.exchanges[0].keep
+
+
+@pytest.mark.parametrize(
+    ("head", "sent"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\r\n\r\n1\r\na\r\n2\r\nbc\r\n1\r\nd\r\n0\r\n\r\n"),
+        (b"GET / HTTP/1.0\r\n\r\n", b"\r\n\r\nabcd"),
+        (b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n", b"\r\n\r\n"),
+    ],
+)
+async def test_an_answer_in_pieces(head: bytes, sent: bytes) -> None:
+    """In chunks, or to the end of the connection for those who know none."""
+    scene = Scene()
+    scene.receive(head)
+    (exchange,) = scene.exchanges
+    exchange.begin(200, (), b"a")
+    exchange.write(b"bc")
+    exchange.end(b"d")
+    exchange.write(b"late")
+    assert scene.transport.written.endswith(sent)
+    assert scene.transport.closed == (b"1.0" in head)
