@@ -185,7 +185,9 @@ def test_contenders_on_many_connections_never_share_a_name(new_mariadb: NewMaria
     assert all(tokens == sorted(set(tokens)) for tokens in held.values())
 
 
-def test_what_is_over_is_deleted_on_the_way(mariadb_server: MariadbServer, mariadb_url: str) -> None:
+def test_attempts_that_are_over_are_deleted_on_the_way(
+    mariadb_server: MariadbServer, mariadb_url: str
+) -> None:
     """Each grant deletes a little; nothing runs in the background, and nobody need run `tidy`."""
     database = database_of(mariadb_url)
     with fenced.Client(mariadb_url) as client:
@@ -385,7 +387,7 @@ def test_servers_that_cannot_keep_leases(found: dict[str, str], error: type[Exce
     Settings(1, {**SOUND, "version": "9.7.4"}).check("mysql://h/d")
 
 
-def test_what_a_failover_would_lose_is_told() -> None:
+def test_a_failover_that_would_lose_grants_is_a_doubt() -> None:
     replicated = {**SOUND, "log_bin": "ON", "sync_binlog": "1", "Slaves_connected": "1"}
     assert Settings(1, SOUND).warnings() == ()
     (told,) = Settings(1, replicated).warnings()

@@ -295,7 +295,7 @@ def test_a_plain_program_is_refused_with_its_drivers_error(database: str, db: An
     assert refusal(pymysql.InternalError(907, "something else")) is None
 
 
-def test_what_is_missing_is_said(mariadb_server: MariadbServer, database: str, db: Any) -> None:
+def test_a_missing_installation_is_reported(mariadb_server: MariadbServer, database: str, db: Any) -> None:
     parts = Guard(table="parts", name="parts/{id}")
     with (
         pytest.raises(Misconfigured, match=r"no guard is installed for .*\.parts"),

@@ -192,7 +192,7 @@ def test_tidying(db: Any, operator: Operator) -> None:
     assert len(step(operator.records("orders"))) == 2
 
 
-def test_what_is_wrong_is_said(db: Any, operator: Operator, database: str) -> None:
+def test_a_wrong_installation_is_reported(db: Any, operator: Operator, database: str) -> None:
     run(db, "DROP TRIGGER fenced_orders_update")
     assert status(operator).wrong == ("trigger fenced_orders_update is missing: install the guard again",)
     ORDERS.install(db)
@@ -207,7 +207,7 @@ def test_what_is_wrong_is_said(db: Any, operator: Operator, database: str) -> No
 
 
 # proves guard mariadb: privileged-bypass
-def test_who_can_go_round_it_is_said(
+def test_roles_that_can_bypass_the_guard_are_reported(
     db: Any, operator: Operator, database: str, mariadb_server: MariadbServer
 ) -> None:
     user = f"all_{database[-8:]}"
@@ -323,7 +323,7 @@ def test_observing_never_waits_for_a_mark(
     assert found is not None and found.token == 5, "the other one had the mark"
 
 
-def test_what_there_is_not(db: Any, operator: Operator) -> None:
+def test_a_missing_ability_is_unsupported(db: Any, operator: Operator) -> None:
     for call in (operator.trust({"max_jump": 5.0}), operator.grant_monitor("x"), operator.keys()):
         with pytest.raises(Unsupported, match="a MariaDB guard has no"):
             step(call)

@@ -275,7 +275,7 @@ def wait_for_a_waiter(db: Any) -> None:
         pass
 
 
-def test_what_these_servers_cannot_do_is_said_at_the_installation(place: Place) -> None:
+def test_an_ability_that_these_servers_lack_is_refused_at_the_installation(place: Place) -> None:
     db = place.connect()
     db.execute("CREATE TABLE jobs (id bigint PRIMARY KEY)")
     db.execute(
