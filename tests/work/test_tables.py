@@ -15,7 +15,7 @@ from fenced.guards.claims import Claiming
 from fenced.runtime.blocking import step
 from fenced.sql.engines import on
 from fenced.work import Claims
-from tests.work.places import EMPTY, OPTIONS, Place, claimed, end_lease, refused, row
+from tests.work.places import EMPTY, OPTIONS, Place, claimed, end_lease, place_at, refused, row
 
 
 @pytest.fixture
@@ -203,6 +203,15 @@ def test_rows_of_partitions_are_claimed_too(beside: str) -> None:
             run.finish(db, status="done")
         runs.uninstall(db)
         db.execute("DROP TABLE parts")
+
+
+def test_a_connection_in_pipeline_mode_is_misuse(beside: str) -> None:
+    """There the rows that a statement claims come later, and nobody would have them."""
+    with place_at("postgresql", beside, beside) as place:
+        db = place.connect()
+        with pytest.raises(Misuse, match="pipeline"), db.pipeline():
+            place.worker().claim_many(db)
+        assert place.claims.status(db).claimed == 0
 
 
 def test_a_lease_of_another_namespace_or_nobody_claims_nothing(beside: str, place: Place, db: Any) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal, Protocol
 
+from fenced.errors import Misuse
+
 State = Literal["idle", "open", "failed", "closed"]
 
 
@@ -83,6 +85,10 @@ def _begin(connection: Any) -> str:
 
 def _has_rows(cursor: Any) -> bool:
     """Whether the statement returns rows. `cursor.description` would make an object for each column."""
+    if cursor.pgresult is None:
+        raise Misuse(
+            "this connection is in pipeline mode, where an answer comes later: leave the pipeline first"
+        )
     return bool(cursor.pgresult.nfields)
 
 
