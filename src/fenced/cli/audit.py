@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from fenced.cli.guard_options import jsonable
-from fenced.cli.options import json_option
+from fenced.cli.options import elsewhere, json_option
 from fenced.cli.output import plain, write_json, write_table
 from fenced.diagnosis.doctor import CLOCK_SECONDS
 from fenced.diagnosis.records import NEWEST, Audit, Wanted, audited, followed, merged
@@ -53,7 +53,7 @@ def guards_named(context: click.Context, argument: click.Parameter, urls: tuple[
     default = os.environ.get("FENCED_GUARD")
     if not urls and not default:
         raise click.UsageError("which guards? Pass their addresses, or set FENCED_GUARD", context)
-    return urls or (str(default),)
+    return elsewhere(context, argument, urls or (str(default),))
 
 
 @click.command()

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from fenced.cli.options import json_option, namespace_option, need_authority
+from fenced.cli.options import elsewhere, json_option, namespace_option, need_authority
 from fenced.cli.output import plain, write_json
 from fenced.diagnosis.doctor import diagnosed
 from fenced.diagnosis.looks import look_at_authority, look_at_guard
@@ -28,6 +28,7 @@ def _named(context: click.Context, option: click.Parameter, urls: tuple[str, ...
     multiple=True,
     metavar="URL",
     envvar="FENCED_GUARD",
+    callback=elsewhere,
     help="The guards at this address; may be repeated; else FENCED_GUARD.",
 )
 @click.option(

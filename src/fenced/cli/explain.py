@@ -9,7 +9,7 @@ from typing import cast
 import click
 
 from fenced.cli.audit import moment
-from fenced.cli.options import authority_option, json_option, namespace_option, opened
+from fenced.cli.options import authority_option, elsewhere, json_option, namespace_option, opened
 from fenced.cli.output import plain, write_json
 from fenced.diagnosis.explain import around, explained
 from fenced.diagnosis.records import audited
@@ -31,6 +31,7 @@ RECENT = timedelta(minutes=10)
     multiple=True,
     metavar="URL",
     envvar="FENCED_GUARD",
+    callback=elsewhere,
     help="May be repeated; else FENCED_GUARD.",
 )
 @click.option(

@@ -8,6 +8,7 @@ import signal
 import click
 
 from fenced.cli.logs import log_to_stderr
+from fenced.cli.options import elsewhere
 from fenced.cli.output import complain
 from fenced.cli.proxy import listen_address
 from fenced.values.durations import duration
@@ -20,6 +21,7 @@ from fenced.values.durations import duration
     metavar="[TARGET=]URL",
     multiple=True,
     envvar="FENCED_GUARD",
+    callback=elsewhere,
     help="Guards to look at, as for `fenced guard`; may be repeated; else FENCED_GUARD. TARGET is their label.",
 )
 @click.option(
@@ -28,6 +30,7 @@ from fenced.values.durations import duration
     metavar="[TARGET=]URL",
     multiple=True,
     envvar="FENCED_AUTHORITY",
+    callback=elsewhere,
     help="An authority to look at; may be repeated; else FENCED_AUTHORITY.",
 )
 @click.option(

@@ -31,6 +31,15 @@ def need_authority(context: click.Context, option: click.Parameter, url: str | N
     return url
 
 
+def elsewhere(context: click.Context, option: click.Parameter, urls: tuple[str, ...]) -> tuple[str, ...]:
+    """Addresses of stores that this process can look at, each perhaps behind a TARGET=."""
+    for url in urls:
+        target, _, rest = url.partition("=")
+        if (rest if target.isidentifier() else url).startswith("memory:"):
+            raise Misconfigured("memory: is inside one process, so no other process can look at it")
+    return urls
+
+
 authority_option = click.option(
     "--authority",
     "url",
