@@ -42,18 +42,26 @@ def trigger_name(table: str, event: str) -> str:
 
 def name_of(spec: Spec, table: TableShape, row: str) -> str:
     """The SQL expression for the name of a row (NEW or OLD)."""
-    parts = []
-    for piece, is_column in spec.pieces:
-        if not is_column:
-            parts.append(_constant(piece))
-            continue
-        column = f"{row}.`{piece}`"
-        if table.kinds[piece] in INTEGERS:
-            parts.append(f"COALESCE({column}, '')")
-            continue
-        text = f"COALESCE(CONVERT({column} USING utf8mb4), '')"
-        parts.append(text if spec.whole else f"REPLACE(REPLACE({text}, '%', '%25'), '/', '%2F')")
+    parts = _parts(spec, table, row)
     return parts[0] if len(parts) == 1 else f"CONCAT({', '.join(parts)})"
+
+
+def _parts(spec: Spec, table: TableShape, row: str, before: str = "") -> list[str]:
+    """The pieces of the name, with a text before it."""
+    parts = []
+    for number, (piece, is_column) in enumerate(spec.pieces):
+        if not is_column:
+            parts.append(_constant(before + piece if number == 0 else piece))
+            continue
+        if number == 0 and before:
+            parts.append(_constant(before))
+        text, plain = f"{row}.`{piece}`", spec.whole or table.kinds[piece] in INTEGERS
+        if table.kinds[piece] not in INTEGERS:
+            text = f"CONVERT({text} USING utf8mb4)"
+        # Also for a column that is never NULL: it may become one that is, and a NULL would look decided.
+        text = f"COALESCE({text}, '')"
+        parts.append(text if plain else f"REPLACE(REPLACE({text}, '%', '%25'), '/', '%2F')")
+    return parts
 
 
 def _constant(text: str) -> str:
@@ -89,12 +97,13 @@ def trigger(table: TableShape, label: str, when: str, event: str, body: str) -> 
 
 def _asked(spec: Spec, table: TableShape, row: str) -> str:
     name, own = name_of(spec, table, row), f"{table.table}:"
+    decided = ", ".join(_parts(spec, table, row, own))
     where = f"{literal(table.scope)}, '{table.table}'"
     decides = (
         f"decide({where}, " if spec.installs == "retry" else f"decide_counted({where}, '{spec.installs}', "
     )
     return (
-        f"IF NOT (@fenced_ok <=> CONCAT(NOW(6), '{own}', {name}))\n"
+        f"IF NOT (@fenced_ok <=> CONCAT(NOW(6), {decided}))\n"
         f"      AND NOT (@fenced_free <=> CONCAT(NOW(6), '{own}')) THEN\n"
         f"    CALL fenced_guard.{decides}{name});\n  END IF;"
     )

@@ -217,7 +217,15 @@ $$
 -- Commit the announced transaction.
 CREATE PROCEDURE fenced_guard.leave()
 BEGIN
-  CALL fenced_guard.finish();
+  DECLARE EXIT HANDLER FOR 1305 BEGIN
+    CALL fenced_guard.finish();  -- which says the same
+  END;
+  IF @fenced_refused IS NOT NULL OR @fenced_idle IS NOT NULL THEN
+    CALL fenced_guard.finish();
+  ELSE  -- the same without another call
+    RELEASE SAVEPOINT fenced_guard;
+    SET @fenced_lines = NULL, @fenced_operation = NULL, @fenced_ok = NULL, @fenced_free = NULL;
+  END IF;
   COMMIT;
 END
 $$

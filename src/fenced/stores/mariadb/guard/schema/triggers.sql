@@ -104,11 +104,18 @@ $$
 -- Rule on a write under a name that this transaction has not announced.
 CREATE PROCEDURE fenced_guard.not_announced(p_scope VARBINARY(64), p_table VARBINARY(64), p_name MEDIUMBLOB)
 BEGIN
+  DECLARE v_free BOOLEAN;
   IF LOCATE(CONCAT(x'0A', p_scope, '/'), @fenced_lines) > 0 THEN
     CALL fenced_guard.rule_on(p_scope, p_table, p_name,
       SUBSTRING_INDEX(SUBSTRING_INDEX(SUBSTRING(@fenced_lines, 2), x'0A', 1), x'09', -1), 0, NULL, NULL, 'uncovered');
   ELSE
     CALL fenced_guard.rule_on(p_scope, p_table, p_name, NULL, 0, NULL, NULL, 'missing');
+    -- Where every name has one mode, and it only counts, the other rows of this statement need no look.
+    SELECT NOT patterned AND mode <> 'shadow' INTO v_free FROM fenced_guard.guard WHERE scope = p_scope AND tbl = p_table
+    LOCK IN SHARE MODE;
+    IF v_free THEN
+      SET @fenced_free = CONCAT(NOW(6), p_table, ':');
+    END IF;
   END IF;
 END
 $$
