@@ -47,6 +47,7 @@ SERVERS = {
     "AMQP_URL": "rabbitmq_url",
     "AWS_ENDPOINT_URL_DYNAMODB": "dynamodb_endpoint",
     "DATABASE_URL": "postgresql_url",
+    "MARIADB_URL": "mariadb_url",
     "ETCD_URL": "etcd_url",
     "REDIS_URL": "redis_url",
     "ZOOKEEPER_URL": "zookeeper_url",

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.xdist_group("drills")
 SERVERS = {
     "etcd": "etcd_url",
     "http": "service_url",
+    "mariadb": "mariadb_url",
     "postgresql": "postgresql_url",
     "redis": "redis_url",
     "zookeeper": "zookeeper_url",

@@ -23,7 +23,9 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "https": "fenced.stores.service.authority.authority:ServiceAuthority",
         "fenced+unix": "fenced.stores.service.authority.authority:ServiceAuthority",
         "ledger": "fenced.stores.ledger.authority.authority:LedgerAuthority",
+        "mariadb": "fenced.stores.mariadb.authority.authority:MariadbAuthority",
         "memory": "fenced.stores.memory.authority:MemoryAuthority",
+        "mysql": "fenced.stores.mariadb.authority.authority:MariadbAuthority",
         "postgresql": "fenced.stores.postgresql.authority.authority:PostgresqlAuthority",
         "redis": "fenced.stores.redis.authority.authority:RedisAuthority",
         "redis+cluster": "fenced.stores.redis.authority.authority:RedisAuthority",
@@ -75,6 +77,7 @@ ALIASES = {"postgres": "postgresql"}
 DRIVERS = {
     "dynamodb": "pip install boto3",
     "etcd": "pip install hpack",
+    "mariadb": "pip install PyMySQL asyncmy",
     "objects": "pip install obstore",
     "postgresql": "pip install 'psycopg[binary]', which includes libpq",
 }
