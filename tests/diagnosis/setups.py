@@ -284,6 +284,11 @@ def programs_write_as_superuser(s: Servers) -> Setup:
     return Setup(s, options=["--writer", s.role("SUPERUSER")]).leases().table()
 
 
+@broken("bypass", "A")
+def a_writer_that_is_mistyped(s: Servers) -> Setup:
+    return Setup(s, options=["--writer", "ap"]).leases().table()
+
+
 @broken("bypass", "C")
 def programs_own_the_table(s: Servers) -> Setup:
     role = s.role()

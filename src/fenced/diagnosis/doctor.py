@@ -27,6 +27,7 @@ def diagnosed(
 ) -> Report:
     """The report. `writers`: roles of the database that programs use."""
     found = [finding for look in guards for finding in _about_guards(look, writers)]
+    found += _about_writers(guards, writers)
     found += [finding for look in authorities for finding in _about_authority(look)]
     found += _about_several(authorities)
     found += [
@@ -167,6 +168,14 @@ def _about_bypass(where: str, guard: GuardStatus, writers: frozenset[str]) -> It
             yield Finding("broken", "bypass", where, says, do)
         else:
             yield Finding("note", "bypass", where, f"{who} can switch the guard off")
+
+
+def _about_writers(guards: Sequence[GuardLook], writers: frozenset[str]) -> Iterator[Finding]:
+    """A role that is mistyped can do nothing, and would be called harmless."""
+    asked = [look.roles for look in guards if look.roles is not None]
+    for role in sorted(writers.difference(*asked)) if asked else ():
+        says = f"there is no role {role}: whether programs can switch the guard off is not known"
+        yield Finding("unknown", "bypass", "--writer", says, "pass the role that programs connect as")
 
 
 # One authority.

@@ -48,6 +48,8 @@ class GuardLook:
     """Names under which a refused grant was tried again and again."""
     keys: int | None = None
     """How many keys may sign stamps; None: not known, or there are no proofs."""
+    roles: frozenset[str] | None = None
+    """The users of the database; None: not asked, or not known."""
 
     @property
     def where(self) -> str:
@@ -72,7 +74,7 @@ class AuthorityLook:
         return str(redacted(self.url))
 
 
-def look_at_guard(url: str) -> GuardLook:
+def look_at_guard(url: str, *, asks_roles: bool = False) -> GuardLook:
     began = time.time()
     try:
         status = operate(url, lambda operator: operator.status())
@@ -83,6 +85,7 @@ def look_at_guard(url: str) -> GuardLook:
             status,
             retried=operate(url, _retried),
             keys=operate(url, _keys) if status.proof else None,
+            roles=operate(url, _roles) if asks_roles else None,
         )
     except FencedError as error:
         return GuardLook(url, Span(began, time.time()), error=error)
@@ -112,6 +115,13 @@ async def _retried(operator: Operator) -> tuple[str, ...]:
 async def _keys(operator: Operator) -> int | None:
     try:
         return sum(key.revoked is None for key in await operator.keys())
+    except Unsupported:
+        return None
+
+
+async def _roles(operator: Operator) -> frozenset[str] | None:
+    try:
+        return await operator.roles()
     except Unsupported:
         return None
 

@@ -420,6 +420,10 @@ class Operator:
         guards = (await self.status()).guards
         return sum(guard.marks for guard in guards), max((guard.highest for guard in guards), default=0)
 
+    async def roles(self) -> frozenset[str]:
+        """The names of the database's users."""
+        raise self._lacks("list of users")
+
     async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
         """The newest recorded decisions, oldest first."""
         raise self._lacks("audit")

@@ -59,9 +59,7 @@ _DOUBTS = (
     "the marks are in an unlogged table: a crash deletes them (ALTER TABLE fenced_guard.mark SET LOGGED)",
 )
 _HASTY = "synchronous_commit is off for {0}: a crash loses its last marks (ALTER ROLE {0} RESET synchronous_commit)"
-_FAILOVER = (
-    "after a fail-over to it the last marks may be missing (postgresql.conf: synchronous_standby_names)"
-)
+_FAILOVER = "after a fail-over to it marks may be missing (postgresql.conf: synchronous_standby_names)"
 _HIDDEN = "whether its {} standbys are synchronous (GRANT pg_read_all_stats TO this role)"
 
 T = TypeVar("T")
@@ -88,6 +86,9 @@ class PostgresqlOperator(Operator):
     async def extent(self) -> tuple[int, int]:
         ((marks, highest),) = await self._within(_SNAPSHOT, lambda: self._run("extent"))
         return int(marks), int(highest)
+
+    async def roles(self) -> frozenset[str]:
+        return frozenset(role for (role,) in await self._within(_SNAPSHOT, lambda: self._run("roles")))
 
     async def _status(self, only: str | None, quiet_for: float, *, marks: bool = True) -> DatabaseStatus:
         ((now, realm, *trust),) = await self._run("database")

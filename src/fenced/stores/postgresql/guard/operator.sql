@@ -116,6 +116,9 @@ WHERE r.rolcanlogin AND (
 )
 ORDER BY 1, r.rolsuper DESC, 2
 
+-- roles: The names of all roles.
+SELECT rolname::text FROM pg_catalog.pg_roles
+
 -- records: The newest lines of the audit, the newest first.
 SELECT at, guard, name, stamp, token, grant_id, seq, verdict, ruling, mode, who, application, query,
   host(address), pid
