@@ -27,7 +27,8 @@ import psycopg
 
 import fenced
 from fenced.work import Claims
-from fenced_testkit.servers import PostgresqlServer
+from fenced_testkit.servers import MariadbServer, PostgresqlServer
+from tests.work.places import mariadb_connection
 
 TTL = 0.5
 JOBS, PROCESSES, WORKERS = 100_000, 8, 8
@@ -68,6 +69,19 @@ TABLES = {
             "INSERT INTO runs (id) SELECT i FROM n"
         ),
     ],
+    "mariadb": [
+        "CREATE TABLE runs (id bigint PRIMARY KEY, status varchar(20) NOT NULL DEFAULT 'pending', output bigint)",
+        "CREATE TABLE accepted (run bigint, token bigint)",
+        (
+            "CREATE TRIGGER zz_accept AFTER UPDATE ON runs FOR EACH ROW "
+            "IF NEW.status = 'done' THEN INSERT INTO accepted VALUES (NEW.id, NEW.output); END IF"
+        ),
+        "CREATE TABLE digits AS " + " UNION ALL ".join(f"SELECT {n} AS n" for n in range(10)),
+        (
+            "INSERT INTO runs (id) SELECT a.n + 10 * b.n + 100 * c.n + 1000 * d.n + 10000 * e.n + 1 AS i "
+            "FROM digits a, digits b, digits c, digits d, digits e HAVING i <= {jobs}"
+        ),
+    ],
 }
 LEFT = "SELECT 1 FROM runs WHERE status <> 'done' LIMIT 1"
 
@@ -84,6 +98,8 @@ class Field:
     def connect(self) -> Any:
         if self.engine == "postgresql":
             return psycopg.connect(self.data, autocommit=True)
+        if self.engine == "mariadb":
+            return mariadb_connection(self.data)
         return sqlite3.connect(self.data, isolation_level=None, timeout=60, check_same_thread=False)
 
     def prepare(self, jobs: int) -> None:
@@ -100,16 +116,20 @@ class Field:
 
     def _plant(self, db: Any) -> None:
         """The planted bug: a stale token is not refused."""
-        if self.engine == "postgresql":
+        if self.engine != "sqlite":
             RUNS.set_mode(db, "observe")
         else:
             db.execute("DROP TRIGGER fenced_runs_update")
 
 
 def run(jobs: int = JOBS, processes: int = PROCESSES, workers: int = WORKERS) -> dict[str, Any]:
-    """Both engines, guarded and not."""
+    """Every engine, guarded and not."""
     found: dict[str, Any] = {"jobs": jobs, "processes": processes, "workers": processes * workers, "ttl": TTL}
-    with PostgresqlServer() as server, tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+    with (
+        PostgresqlServer() as server,
+        MariadbServer() as other,
+        tempfile.TemporaryDirectory(dir="/var/tmp") as folder,
+    ):
         for guarded in (True, False):
             size = jobs if guarded else jobs // 10
             which = "guarded" if guarded else "nothing refused"
@@ -117,6 +137,8 @@ def run(jobs: int = JOBS, processes: int = PROCESSES, workers: int = WORKERS) ->
             found[f"postgresql, {which}"] = storm(
                 Field("postgresql", url, url, guarded), size, processes, workers
             )
+            url = other.url(other.create_database())
+            found[f"mariadb, {which}"] = storm(Field("mariadb", url, url, guarded), size, processes, workers)
             place = f"{folder}/{guarded}"
             field = Field("sqlite", f"{place}.db", f"sqlite:///{place}.leases.db", guarded)
             found[f"sqlite, {which}"] = storm(field, size, processes, workers)

@@ -9,29 +9,30 @@ import pytest
 
 import fenced
 from evidence.claim_storm import RUNS, Field, judge, storm
-from tests.conftest import NewDatabase
 
 
-def field(engine: str, new_database: NewDatabase, tmp_path: Path, *, guarded: bool = True) -> Field:
+def field(engine: str, request: pytest.FixtureRequest, tmp_path: Path, *, guarded: bool = True) -> Field:
     if engine == "sqlite":
         return Field("sqlite", f"{tmp_path}/data.db", f"sqlite:///{tmp_path}/leases.db", guarded)
-    url = new_database()
-    return Field("postgresql", url, url, guarded)
+    url = request.getfixturevalue("new_mariadb" if engine == "mariadb" else "new_database")()
+    return Field(engine, url, url, guarded)
 
 
-@pytest.mark.parametrize("engine", ["postgresql", "sqlite"])
-def test_every_row_has_one_accepted_finish(engine: str, new_database: NewDatabase, tmp_path: Path) -> None:
-    found = storm(field(engine, new_database, tmp_path), jobs=150, processes=2, workers=2)
+@pytest.mark.parametrize("engine", ["postgresql", "sqlite", "mariadb"])
+def test_every_row_has_one_accepted_finish(
+    engine: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    found = storm(field(engine, request, tmp_path), jobs=150, processes=2, workers=2)
     assert (found["accepted"], found["too_many"], found["unfinished"], found["overwritten"]) == (150, 0, 0, 0)
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-@pytest.mark.parametrize("engine", ["postgresql", "sqlite"])
+@pytest.mark.parametrize("engine", ["postgresql", "sqlite", "mariadb"])
 def test_the_judge_sees_a_late_finish_that_is_not_refused(
-    engine: str, guarded: bool, new_database: NewDatabase, tmp_path: Path
+    engine: str, guarded: bool, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """The storm's one dangerous moment, without chance: a worker is late, and another one has the row."""
-    where = field(engine, new_database, tmp_path, guarded=guarded)
+    where = field(engine, request, tmp_path, guarded=guarded)
     where.prepare(1)
     with contextlib.closing(where.connect()) as db, fenced.Client(where.authority) as client:
         with RUNS.worker(client) as first:
