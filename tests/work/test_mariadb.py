@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from fenced.stores.mariadb.address import MariadbAddress
 from fenced.stores.mariadb.guard.claiming import order_of
 from fenced.stores.mariadb.guard.schema import routines, server_of
 from fenced.work import Claims
+from fenced_testkit.servers import MariadbServer
 from tests.work.places import OPTIONS, Place, claimed, end_lease, mariadb_connection, place_at, refused, row
 
 
@@ -310,3 +314,15 @@ def test_another_condition_replaces_column_and_index(place: Place, db: Any) -> N
     changed.uninstall(db)
     db.execute("UPDATE runs SET output = 'free'")
     assert row(db, "output, claim_token") == ("free", run.token)
+
+
+def test_claims_on_a_model_of_django(mariadb_server: MariadbServer) -> None:
+    where = [mariadb_server.host, str(mariadb_server.port), mariadb_server.create_database()]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.work.django_program", *where],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1:] == ["as expected"], done.stderr
