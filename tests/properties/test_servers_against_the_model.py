@@ -22,13 +22,15 @@ from fenced.errors import FencedError
 from fenced.leases.rows import LeaseAlgorithm
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.etcd.authority.authority import EtcdAuthority
+from fenced.stores.mariadb.authority.authority import MariadbAuthority
 from fenced.stores.memory.authority import MemoryStore
 from fenced.stores.redis.authority.scripts import tag
 from fenced.stores.zookeeper.authority.authority import ZooKeeperAuthority
 from fenced.values.contracts import Authority
 from fenced.values.model import Ask, Busy, Granted, HeldBy, Holder, Kept, Waiting
-from fenced_testkit.servers import EtcdServer, RedisServer
+from fenced_testkit.servers import EtcdServer, MariadbServer, RedisServer
 from fenced_testkit.stepped import Stepped
+from tests.conformance.authorities.test_mariadb import LATER as MARIADB_LATER
 from tests.conformance.authorities.test_postgresql import LATER
 from tests.conformance.authorities.test_redis import PASS_TIME
 from tests.etcd.aging import Time
@@ -227,6 +229,21 @@ def test_postgresql(postgresql_url: str) -> None:
             connection.execute(LATER.format(milliseconds * 1000).encode())
 
         tell_stories(postgresql_url, later)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("shortens", [True, False], ids=["usual", "algorithm"])
+def test_mariadb(
+    shortens: bool, mariadb_server: MariadbServer, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its usual cases are scripts of their own: with them, and with the algorithm alone."""
+    monkeypatch.setattr(MariadbAuthority, "shortens", shortens)
+    database = mariadb_url.rpartition("/")[2]
+
+    def later(_: AgainstTheModel, milliseconds: int) -> None:
+        mariadb_server.execute(MARIADB_LATER.format(milliseconds * 1_000_000), database)
+
+    tell_stories(mariadb_url, later, examples=40)
 
 
 @pytest.mark.timeout(180)

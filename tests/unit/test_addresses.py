@@ -133,6 +133,6 @@ def test_parts_of_their_own() -> None:
 
 def test_an_unknown_scheme_is_answered_with_those_that_every_command_takes() -> None:
     with pytest.raises(Misconfigured, match="known: etcd, etcds, ") as refused:
-        registry.authority("mysql://db.internal/shop", BlockingRuntime())
-    assert "fenced+unix, http, https, ledger, postgresql, redis" in str(refused.value)
+        registry.authority("mongodb://db.internal/shop", BlockingRuntime())
+    assert "fenced+unix, http, https, ledger, mariadb, mysql, postgresql, redis" in str(refused.value)
     assert "memory" not in str(refused.value)

@@ -27,7 +27,7 @@ from fenced.stores.mariadb.authority.rows import (
     listed,
     queue_query,
 )
-from fenced.stores.mariadb.authority.session import Session, Transaction
+from fenced.stores.mariadb.authority.session import LeaseSession, LeaseTransaction
 from fenced.stores.mariadb.authority.usual import give, take
 from fenced.stores.mariadb.wire.connection import MariadbConnection, connect
 from fenced.values import timing
@@ -48,7 +48,7 @@ from fenced.values.model import (
 )
 
 T = TypeVar("T")
-Usual = Callable[[Session, Transaction], Awaitable[T | None]]
+Usual = Callable[[LeaseSession, LeaseTransaction], Awaitable[T | None]]
 """A shorter way that may do what is asked for; None: it did nothing."""
 CONNECTIONS_MAX = 8
 INSTALL_SECONDS = 60.0
@@ -121,7 +121,7 @@ class MariadbAuthority(RowAuthority):
         self._floor = 0
         """As it was found last; a shortcut that finds another one does nothing."""
         self._abandoned = False
-        self._wires: Wires[Session] = Wires()
+        self._wires: Wires[LeaseSession] = Wires()
         self._sessions = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
         self._keeping = Pool(runtime, self._connect, limit=1, where=self.url)
         self._start_waiting()
@@ -137,11 +137,11 @@ class MariadbAuthority(RowAuthority):
         self._look_after = LOOK_FIRST_SECONDS
         self._interrupted = self._runtime.wakeup()
 
-    async def _connect(self, until: float) -> Session:
-        made: list[Session] = []
+    async def _connect(self, until: float) -> LeaseSession:
+        made: list[LeaseSession] = []
 
         async def greet(connection: MariadbConnection, limit: float) -> None:
-            made[:] = [Session(connection, self._runtime, self._address.named(connection.endpoint))]
+            made[:] = [LeaseSession(connection, self._runtime, self._address.named(connection.endpoint))]
             await made[0].read_settings(limit)
 
         await connect(self._address, self._runtime, until, greet)
@@ -174,11 +174,11 @@ class MariadbAuthority(RowAuthority):
         `usual` is tried first, and only once: after it nobody knows what a repetition would find.
         """
         until = timing.call_until(self._runtime.now(), until)
-        todo = Transaction(self._namespace, kind, names, facts, self._doubts, self._floor, near)
+        todo = LeaseTransaction(self._namespace, kind, names, facts, self._doubts, self._floor, near)
         pool = self._keeping if kind is Kind.RENEWS else self._sessions
         shortcuts = [usual] if usual is not None and self.shortens else []
 
-        async def carry_out(session: Session) -> T:
+        async def carry_out(session: LeaseSession) -> T:
             if shortcuts and (answer := await shortcuts.pop()(session, todo)) is not None:
                 return answer
             return await session.transact(work, todo, until)

@@ -17,10 +17,10 @@ NOTHING = Result((), 0)
 
 
 class Missing(Exception):
-    """The algorithm needs an answer of the server: send `Journal.unsent`, `record` the results and run it again."""
+    """The algorithm needs an answer of the server: send `unsent`, `record` the results, and run it again."""
 
 
-class Journal:
+class StatementJournal:
     def __init__(self, known: dict[str, Result]) -> None:
         self._known = known
         """Answers that were fetched in advance. They count until the first statement that changes something."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fenced.errors import Misconfigured, Unavailable
 from fenced.leases.rules import no_namespace
 from fenced.stores.mariadb.authority.rows import HERE, SQL
-from fenced.stores.mariadb.authority.session import Session, other_history
+from fenced.stores.mariadb.authority.session import LeaseSession, other_history
 from fenced.stores.mariadb.wire.connection import literal
 from fenced.stores.mariadb.wire.failures import ServerRefusal
 from fenced.values.model import Standing
@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 TABLES = [part for part in (HERE / "schema.sql").read_text().split(";\n") if "CREATE TABLE" in part]
 
 
-async def stored_schema(session: Session, until: float) -> Schema | None:
+async def stored_schema(session: LeaseSession, until: float) -> Schema | None:
     """The version of the tables; None if they are not there, or are just being made."""
     try:
         rows = await session.look(SQL["version"], until)
@@ -28,7 +28,7 @@ async def stored_schema(session: Session, until: float) -> Schema | None:
     return None
 
 
-async def install(session: Session, until: float) -> None:
+async def install(session: LeaseSession, until: float) -> None:
     """Each statement leaves alone what is there: several clients may do this at once, and again after a failure."""
     stored = {"version": SCHEMA_VERSION, "readable_by": SCHEMA_VERSION, "made_by": literal(RELEASE)}
     try:
@@ -39,7 +39,9 @@ async def install(session: Session, until: float) -> None:
         ) from error
 
 
-async def enter(session: Session, name: str, realm: str, create: bool, until: float) -> tuple[int, Standing]:
+async def enter(
+    session: LeaseSession, name: str, realm: str, create: bool, until: float
+) -> tuple[int, Standing]:
     """The number of the namespace and what was learned; with `create`, a missing one is made with this realm."""
     settings = await session.read_settings(until)
     known = SQL["namespace"].format(name=literal(name))

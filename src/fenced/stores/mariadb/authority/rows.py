@@ -14,7 +14,7 @@ from pathlib import Path
 from fenced.errors import FencedError
 from fenced.leases.rows import SWEEP_AT_GRANT, AttemptRow, new_row
 from fenced.leases.rules import tokens_used_up
-from fenced.stores.mariadb.authority.journal import Journal
+from fenced.stores.mariadb.authority.journal import StatementJournal
 from fenced.stores.mariadb.wire.connection import Row, literal
 from fenced.values import sqlfile
 from fenced.values.model import TOKEN_MAX, Granted
@@ -75,7 +75,7 @@ class MariadbRows:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: StatementJournal,
         namespace: int,
         locked: frozenset[str] | None,
         floor: int = 0,

@@ -16,9 +16,9 @@ from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.leases.rowauthority import Kind, Work
 from fenced.leases.rows import LeaseAlgorithm
 from fenced.net.pool import ConnectionBroken
-from fenced.stores.mariadb.authority.journal import Journal, Missing
+from fenced.stores.mariadb.authority.journal import Missing, StatementJournal
 from fenced.stores.mariadb.authority.rows import SQL, MariadbRows, NotLocked, lock_query
-from fenced.stores.mariadb.authority.settings import QUERIES, Settings
+from fenced.stores.mariadb.authority.settings import QUERIES, ServerSettings
 from fenced.stores.mariadb.wire.connection import MariadbConnection, Result, Row
 from fenced.stores.mariadb.wire.failures import CONFLICTS, DUPLICATE, ServerRefusal, refused
 from fenced.values.contracts import Runtime
@@ -40,7 +40,7 @@ class _OtherServer(Exception):
 
 
 @dataclass
-class Transaction:
+class LeaseTransaction:
     """One operation, over all its tries."""
 
     namespace: int
@@ -59,14 +59,14 @@ class Transaction:
     """From here on it may have been carried out."""
 
 
-class Session:
+class LeaseSession:
     """A connection of the pool."""
 
     def __init__(self, connection: MariadbConnection, runtime: Runtime, where: str) -> None:
         self._connection = connection
         self._runtime = runtime
         self.where = where
-        self.settings = Settings(0, {})
+        self.settings = ServerSettings(0, {})
         self.lineage = ""
 
     def close(self) -> None:
@@ -75,10 +75,10 @@ class Session:
     def interrupt(self) -> None:
         self._connection.interrupt()
 
-    async def read_settings(self, until: float) -> Settings:
+    async def read_settings(self, until: float) -> ServerSettings:
         """In one request, so that one server answers all of it."""
         *found, made = await self.run([*QUERIES, SQL["made"]], until)
-        self.settings = Settings.of(found)
+        self.settings = ServerSettings.of(found)
         self.settings.check(self.where)
         self.lineage = self.settings.lineage(made.rows[0][0] if made.rows else "")
         return self.settings
@@ -101,7 +101,9 @@ class Session:
             raise
         return results[-2].rows
 
-    async def shorten(self, script: Sequence[str], todo: Transaction, until: float) -> list[Result] | None:
+    async def shorten(
+        self, script: Sequence[str], todo: LeaseTransaction, until: float
+    ) -> list[Result] | None:
         """Carry a script out that is a whole transaction. None: it was refused, and nothing happened."""
         todo.committing = True
         try:
@@ -114,7 +116,7 @@ class Session:
             return None
         return results[len(WRITES) : -1]
 
-    async def transact(self, work: Work[T], todo: Transaction, until: float) -> T:
+    async def transact(self, work: Work[T], todo: LeaseTransaction, until: float) -> T:
         """Do `work`. After a ConnectionBroken it may have been done if `todo.committing` says so, else it was not."""
         if todo.kind is Kind.MINTS and self.weakened(todo):
             await self.read_settings(until)  # they may have been corrected since
@@ -132,7 +134,7 @@ class Session:
                 pause = self._runtime.now() + 0.02 * self._runtime.random()
                 await self._runtime.wait(self._runtime.wakeup(), min(pause, until))
 
-    async def _try(self, work: Work[T], todo: Transaction, until: float) -> T:
+    async def _try(self, work: Work[T], todo: LeaseTransaction, until: float) -> T:
         try:
             answer, journal = await self._decide(work, todo, until)
             if journal.changes:
@@ -146,7 +148,9 @@ class Session:
         )  # also what was only read: there is nothing to keep, and no commit to wait for
         return answer
 
-    async def _decide(self, work: Work[T], todo: Transaction, until: float) -> tuple[T, Journal]:
+    async def _decide(
+        self, work: Work[T], todo: LeaseTransaction, until: float
+    ) -> tuple[T, StatementJournal]:
         """Lock, read the clock, and run the algorithm until it has all that it asks for."""
         reads, mints = todo.kind is Kind.READS, todo.kind is Kind.MINTS
         names = sorted(todo.names, key=str.encode)
@@ -163,7 +167,7 @@ class Session:
             (todo.floor, lineage, start), *_ = found.pop(0).rows
             stopped = self._stopped(lineage.decode(), start, todo)
         ((now,),) = found.pop(0).rows
-        journal = Journal(dict(zip(todo.facts, found, strict=True)))
+        journal = StatementJournal(dict(zip(todo.facts, found, strict=True)))
         while True:
             journal.rewind()
             locked = None if reads else todo.names
@@ -177,7 +181,7 @@ class Session:
             else:
                 return answer, journal
 
-    def _stopped(self, lineage: str, start: int, todo: Transaction) -> FencedError | None:
+    def _stopped(self, lineage: str, start: int, todo: LeaseTransaction) -> FencedError | None:
         """Why this server may not mint a token."""
         if start != self.settings.start:
             raise _OtherServer
@@ -191,11 +195,11 @@ class Session:
             return Misconfigured(f"{self.where}: {other_history(lineage, self.lineage)}")
         return None
 
-    def weakened(self, todo: Transaction) -> list[str]:
+    def weakened(self, todo: LeaseTransaction) -> list[str]:
         """The doubts about this server that `open` did not report."""
         return [doubt for doubt in self.settings.doubts() if doubt not in todo.doubts]
 
-    async def _commit(self, writes: Sequence[str], todo: Transaction, until: float) -> None:
+    async def _commit(self, writes: Sequence[str], todo: LeaseTransaction, until: float) -> None:
         script = [UNWATCHED, *writes, "COMMIT"]
         if self._runtime.now() >= until:
             raise Unavailable(f"{self.where}: the deadline passed before the transaction was committed")

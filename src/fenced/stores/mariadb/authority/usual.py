@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from fenced.leases.rows import NS, names_json, remember
 from fenced.leases.rules import holder_text
 from fenced.stores.mariadb.authority.rows import SQL, listed, lock_query
-from fenced.stores.mariadb.authority.session import Session, Transaction
+from fenced.stores.mariadb.authority.session import LeaseSession, LeaseTransaction
 from fenced.stores.mariadb.wire.connection import literal
 from fenced.values.model import TOKEN_MAX, Ask, Granted, Released
 
 
-async def take(session: Session, todo: Transaction, ask: Ask, public: str, until: float) -> Granted | None:
+async def take(
+    session: LeaseSession, todo: LeaseTransaction, ask: Ask, public: str, until: float
+) -> Granted | None:
     """Grant one name that nobody holds or waits for."""
     if len(ask.names) > 1 or session.weakened(todo):
         return None
@@ -45,7 +47,7 @@ async def take(session: Session, todo: Transaction, ask: Ask, public: str, until
 
 
 async def give(
-    session: Session, todo: Transaction, public: str, names: Sequence[str], until: float
+    session: LeaseSession, todo: LeaseTransaction, public: str, names: Sequence[str], until: float
 ) -> Released | None:
     """Release a lease that has not expired."""
     ours = {"id": literal(public), "namespace": todo.namespace}

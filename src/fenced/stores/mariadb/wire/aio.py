@@ -21,7 +21,7 @@ from fenced.stores.mariadb.wire.failures import NO_LOGIN, NO_TLS, ServerRefusal,
 from fenced.values.contracts import Endpoint, Runtime
 
 
-class AsyncmyDriver:
+class MyAioDriver:
     """Belongs to the event loop that it was connected in."""
 
     def __init__(self, connection: Any, runtime: Runtime, where: str) -> None:
@@ -35,7 +35,7 @@ class AsyncmyDriver:
     @classmethod
     async def connect(
         cls, endpoint: Endpoint, address: MariadbAddress, runtime: Runtime, until: float
-    ) -> AsyncmyDriver:
+    ) -> MyAioDriver:
         where = address.named(endpoint)
         place: dict[str, Any] = (
             {"unix_socket": endpoint}

@@ -35,7 +35,7 @@ def literal(text: str) -> str:
     return f"'{text}'" if _PLAIN.fullmatch(text) else f"x'{text.encode().hex()}'"
 
 
-class Driver(Protocol):
+class WireDriver(Protocol):
     """A logged-in connection of a driver. Its errors are `ServerRefusal`, or `ConnectionBroken` for all others."""
 
     async def run(self, script: str, until: float) -> list[Result]: ...
@@ -46,7 +46,7 @@ class Driver(Protocol):
 class MariadbConnection:
     """Takes one script at a time; the pool sees to that."""
 
-    def __init__(self, driver: Driver, runtime: Runtime, where: str, endpoint: Endpoint) -> None:
+    def __init__(self, driver: WireDriver, runtime: Runtime, where: str, endpoint: Endpoint) -> None:
         self._driver = driver
         self._runtime = runtime
         self._where = where
@@ -116,12 +116,12 @@ async def _connect_to(
     return connection
 
 
-async def _log_in(endpoint: Endpoint, address: MariadbAddress, runtime: Runtime, until: float) -> Driver:
+async def _log_in(endpoint: Endpoint, address: MariadbAddress, runtime: Runtime, until: float) -> WireDriver:
     # Imported when it is needed: a program of one colour does without the driver of the other.
     if runtime.colour == "blocking":
         from fenced.stores.mariadb.wire.blocking import PymysqlDriver
 
         return await PymysqlDriver.connect(endpoint, address, runtime, until)
-    from fenced.stores.mariadb.wire.aio import AsyncmyDriver
+    from fenced.stores.mariadb.wire.aio import MyAioDriver
 
-    return await AsyncmyDriver.connect(endpoint, address, runtime, until)
+    return await MyAioDriver.connect(endpoint, address, runtime, until)
