@@ -6,7 +6,6 @@ overloaded: in honest traffic a holder that gets no CPU for half a second loses 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -16,9 +15,8 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import psycopg
 
@@ -31,25 +29,11 @@ from fenced.sql import Guard
 from fenced.stores.postgresql.guard.engine import ENGINE
 from fenced.values.model import Stamp
 from fenced_testkit.servers import PostgresqlServer, ServiceServer
-from tests.metrics.servers import Alertmanager, Prometheus, get, promtool, until
+from tests.metrics.servers import Alertmanager, Hook, Prometheus, get, promtool, until
 
 ROOT = Path(__file__).parents[1]
 QUIET_SECONDS = 60.0
 """Of honest traffic, before which nothing may fire."""
-
-
-class Hook(BaseHTTPRequestHandler):
-    """What Alertmanager tells."""
-
-    told: ClassVar[list[dict[str, Any]]] = []
-
-    def do_POST(self) -> None:
-        Hook.told += json.loads(self.rfile.read(int(self.headers["Content-Length"])))["alerts"]
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class names it
-        return
 
 
 class Stage:
@@ -147,22 +131,15 @@ def run() -> dict[str, Any]:
 
 
 def play(tmp_path: Path, postgresql_url: str) -> None:
-    hook = HTTPServer(("127.0.0.1", 0), Hook)
-    threading.Thread(target=hook.serve_forever, daemon=True).start()
-    receiver = (
-        "route: {receiver: w, group_by: [alertname], group_wait: 1s, group_interval: 1s, repeat_interval: 1h}\n"
-        f"receivers: [{{name: w, webhook_configs: [{{url: 'http://127.0.0.1:{hook.server_port}/'}}]}}]\n"
-    )
     with ExitStack() as stack:
-        stack.callback(hook.server_close)
-        stack.callback(hook.shutdown)
+        hook = Hook(stack)
         stage = Stage(tmp_path, postgresql_url, stack)
         for ports in stage.targets().values():
             for port in ports:
                 promtool(
                     "check", "metrics", text=without_second_names(get(f"http://127.0.0.1:{port}/metrics"))
                 )
-        alertmanager = stack.enter_context(Alertmanager(receiver))
+        alertmanager = stack.enter_context(Alertmanager(hook.receiver))
         prometheus = stack.enter_context(Prometheus(stage.config(f"127.0.0.1:{alertmanager.port}")))
         until(lambda: len(prometheus.query("up == 1")) == 4)
         honest = time.monotonic() + QUIET_SECONDS
@@ -173,8 +150,7 @@ def play(tmp_path: Path, postgresql_url: str) -> None:
         assert prometheus.value('fenced_refusals_total{kind="stale",target="shop"}') == 0
         break_it(stage, prometheus, stack)
         check_panels(prometheus)
-        until(lambda: any(each["labels"]["alertname"] == "FencedGuardWrong" for each in Hook.told))
-        told = next(each for each in Hook.told if each["labels"]["alertname"] == "FencedGuardWrong")
+        told = until(lambda: hook.alert("FencedGuardWrong"))
         assert told["annotations"]["runbook_url"] == "https://wiki/runbooks#fencedguardwrong"
 
 

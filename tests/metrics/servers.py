@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -19,7 +22,7 @@ UNPACKED = Path(__file__).parents[2] / ".monitoring"
 PATIENCE_SECONDS = 90.0
 
 
-def until(condition: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
+def until(condition: Callable[[], T | None], seconds: float = PATIENCE_SECONDS) -> T:
     give_up = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < give_up, f"waited {seconds} s in vain"
@@ -101,3 +104,32 @@ class Alertmanager(_Started):
             f"--web.listen-address={self.host}:{self.port} --cluster.listen-address="
         )
         return ["/usr/bin/unshare", *user, "--mount", "/bin/sh", "-c", run]
+
+
+class Hook:
+    """What Alertmanager tells."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.told: list[dict[str, Any]] = []
+        told = self.told
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                told.extend(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["alerts"])
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class names it
+                return
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.callback(server.server_close)
+        stack.callback(server.shutdown)
+        self.receiver = (
+            "route: {receiver: w, group_by: [alertname], group_wait: 1s, group_interval: 1s, repeat_interval: 1h}\n"
+            f"receivers: [{{name: w, webhook_configs: [{{url: 'http://127.0.0.1:{server.server_port}/'}}]}}]\n"
+        )
+
+    def alert(self, name: str) -> dict[str, Any] | None:
+        return next((each for each in self.told if each["labels"]["alertname"] == name), None)

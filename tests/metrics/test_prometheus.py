@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from fenced import __version__
+from fenced.metrics.alerts import SHORT, rules
 from fenced.metrics.table import STAGES, TABLE
 from fenced_testkit.servers import PostgresqlServer
-from tests.metrics.servers import Prometheus, get, promtool, until
+from tests.metrics.servers import Alertmanager, Hook, Prometheus, get, promtool, until
 from tests.metrics.stories.history import History
 from tests.metrics.stories.program import Program
 from tests.metrics.stories.proxy import Proxied
@@ -38,6 +39,7 @@ class Told:
     """The server, and what it must have."""
 
     prometheus: Prometheus
+    hook: Hook
     histories: dict[str, History]
     ports: dict[str, int]
     service_text: str
@@ -78,16 +80,22 @@ def told(tmp_path_factory: pytest.TempPathFactory, postgresql_server: Postgresql
             "program": program.port, "service": service.server.port, "proxy": proxied.server.admin,
             "stores": exporter.port,
         }  # fmt: skip
-        prometheus = stack.enter_context(Prometheus(lambda _: config(ports, service)))
+        hook = Hook(stack)
+        alertmanager = stack.enter_context(Alertmanager(hook.receiver))
+        prometheus = stack.enter_context(
+            Prometheus(lambda folder: config(folder, ports, service, alertmanager.port))
+        )
         found = Told(
-            prometheus, {**histories, "collected": histories["program"]}, ports, service.text(), token
+            prometheus, hook, {**histories, "collected": histories["program"]}, ports, service.text(), token
         )
         until(lambda: len(prometheus.query("up == 1")) == 5)
         yield found
     postgresql_server.discard_database(database)
 
 
-def config(ports: dict[str, int], service: Service) -> str:
+def config(folder: Path, ports: dict[str, int], service: Service, alertmanager: int) -> str:
+    (folder / "alerts.yml").write_text(rules("https://wiki/runbooks", SHORT))
+
     def job(name: str, port: int, more: str = "") -> str:
         return f"- job_name: {name}\n  static_configs: [{{targets: ['127.0.0.1:{port}']}}]\n{more}"
 
@@ -96,7 +104,9 @@ def config(ports: dict[str, int], service: Service) -> str:
         f"  tls_config: {{ca_file: {service.folder}/tls/ca.crt}}\n"
     )
     return (
-        "global: {scrape_interval: 500ms}\nscrape_configs:\n"
+        "global: {scrape_interval: 500ms, evaluation_interval: 500ms}\nrule_files: [alerts.yml]\n"
+        f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['127.0.0.1:{alertmanager}']}}]}}]}}\n"
+        "scrape_configs:\n"
         + job("program", ports["program"])
         + job("collected", ports["program"], "  metrics_path: /collected\n")
         + job("service", ports["service"], secured)
@@ -236,6 +246,13 @@ def test_second_names_have_the_same_numbers(told: Told) -> None:
                     if where in labels
                 }
                 assert theirs, (metric.also, job)
+
+
+def test_an_alert_goes_out_with_its_runbook(told: Told) -> None:
+    """By a real Alertmanager to a webhook. The story has disabled a trigger."""
+    found = until(lambda: told.hook.alert("FencedGuardWrong"))
+    assert found["labels"]["guard"] == GUARD and found["status"] == "firing"
+    assert found["annotations"]["runbook_url"] == "https://wiki/runbooks#fencedguardwrong"
 
 
 def test_promtool_accepts_every_endpoint(told: Told, tmp_path: Path) -> None:
