@@ -129,6 +129,19 @@ def test_a_waiter_asks_rarely_and_is_granted_soon(mariadb_server: MariadbServer,
         assert min(tokens) > max(lease.token for lease in held)
 
 
+def test_short_calls_also_look(mariadb_url: str) -> None:
+    """A caller whose calls are shorter than the pause between two looks misses none of them."""
+    authority, held, waits = opened(mariadb_url), asking(RUNTIME, "a"), asking(RUNTIME, "a", wait=True)
+    step(granted(authority, held))
+    step(authority.ask(waits))
+    for _ in range(30):  # until the pause is at its longest
+        step(authority.next_wakeups(RUNTIME.now() + 1))
+    step(authority.release(held.secret))
+    limit = time.monotonic() + 30
+    while not step(authority.next_wakeups(RUNTIME.now() + 0.01)):
+        assert time.monotonic() < limit
+
+
 def _selects(server: MariadbServer) -> int:
     return int(server.execute("SHOW GLOBAL STATUS LIKE 'Com_begin'")[0][1])
 

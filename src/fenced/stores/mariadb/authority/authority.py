@@ -134,7 +134,7 @@ class MariadbAuthority(RowAuthority):
         self._waiting = WaitingAttempts()
         self._names: dict[str, tuple[str, ...]] = {}
         """Of open attempts: a hint, so that their names are locked by the first request. The rows decide."""
-        self._look_after = LOOK_FIRST_SECONDS
+        self._looked, self._look_after = self._runtime.now(), LOOK_FIRST_SECONDS
         self._interrupted = self._runtime.wakeup()
 
     async def _connect(self, until: float) -> LeaseSession:
@@ -230,6 +230,7 @@ class MariadbAuthority(RowAuthority):
         )
         if isinstance(answer, Granted | Waiting):
             self._remember(public, ask.names)
+        if isinstance(answer, Waiting):
             self._look_after = LOOK_FIRST_SECONDS
         if isinstance(answer, Granted) and answer.token % SWEEP_EVERY_TOKENS == 0 and not again:
             with contextlib.suppress(FencedError):  # of the sweep; the grant is made
@@ -243,8 +244,9 @@ class MariadbAuthority(RowAuthority):
     def _remember(self, public: str, names: tuple[str, ...]) -> None:
         self._names[public] = names
         while len(self._names) > REMEMBERED_MAX:
-            # Of leases that were never released. Another thread may have taken the same one.
-            self._names.pop(next(iter(self._names)), None)
+            # Of leases that were never released. Other threads may change it between the two steps.
+            with contextlib.suppress(RuntimeError, StopIteration):
+                self._names.pop(next(iter(self._names)), None)
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         if not secrets:
@@ -327,11 +329,12 @@ class MariadbAuthority(RowAuthority):
 
     async def next_wakeups(self, until: float) -> list[str]:
         """One query for all waiters, again and again, and more and more rarely."""
-        looks_at = self._runtime.now() + self._look_after
-        self._look_after = min(1.5 * self._look_after, LOOK_SECONDS)
+        looks_at = self._looked + self._look_after
         await self._runtime.wait(self._interrupted, min(until, looks_at))
-        waiting = list(self._waiting)
-        if self._interrupted.is_set() or not waiting or until < looks_at:
+        if self._interrupted.is_set() or self._runtime.now() < looks_at:
+            return []
+        self._looked, self._look_after = self._runtime.now(), min(1.5 * self._look_after, LOOK_SECONDS)
+        if not (waiting := list(self._waiting)):
             return []
         limit = self._runtime.now() + LOOK_PATIENCE_SECONDS
         query = SQL["ready"].format(ids=listed(waiting))
