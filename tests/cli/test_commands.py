@@ -20,6 +20,8 @@ from fenced import errors
 from fenced.cli import app, exits
 from fenced.values.durations import duration
 
+PAUSES = Path(__file__).parents[2] / "evidence" / "pauses" / "stops.jsonl"
+
 
 def waiting(fenced: Any, count: int) -> Callable[[], bool]:
     return lambda: json.loads(fenced("show", "orders/42", "--json").stdout)["waiting"] == count
@@ -130,6 +132,11 @@ def test_raising_the_floor(fenced: Any) -> None:
         (["authority", "raise", "--above-guards", "sqlite:///{folder}/none.db"], 78, "cannot be read"),
         (["ls", "--authority", "gopher://x"], 78, "no authority for 'gopher'"),
         (["run", "x", "--authority", "memory:", "--", "true"], 78, "one process"),
+        (
+            ["tune", "--from", str(PAUSES), "--html", "/nowhere/x"],
+            78,
+            "/nowhere/x cannot be written: No such file",
+        ),
         (["doctor", "sqlite:///x.db", "--guard", "memory:x"], 78, "no other process can look"),
         (["exporter", "--guard", "shop=memory:x"], 78, "no other process can look"),
         (["exporter", "--authority", "memory:x"], 78, "no other process can look"),

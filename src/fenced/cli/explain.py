@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import cast
 
 import click
 
 from fenced.cli.audit import moment
 from fenced.cli.options import authority_option, elsewhere, json_option, namespace_option, opened
-from fenced.cli.output import plain, write_json
+from fenced.cli.output import plain, write_file, write_json
 from fenced.diagnosis.explain import around, explained
 from fenced.diagnosis.records import audited
 from fenced.runtime.blocking import step
@@ -72,7 +71,7 @@ def explain(
     if svg is not None:
         from fenced.diagnosis.lanes import picture
 
-        Path(svg).write_text(picture(account), encoding="utf-8")
+        write_file(svg, picture(account))
     if as_json:
         write_json(account.as_json())
         return

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import click
 
+from fenced.errors import Misconfigured
+
 
 def plain(text: str) -> str:
     """Text that others chose (labels, hosts, names), for a terminal: characters that are not printable are escaped."""
@@ -26,6 +28,15 @@ def write_json(value: object) -> None:
     import json  # not needed by `fenced run`
 
     click.echo(json.dumps(value, indent=2))
+
+
+def write_file(path: str, text: str) -> None:
+    """A picture or a page, which somebody has asked for."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise Misconfigured(f"{path} cannot be written: {error.strerror}") from error
 
 
 def write_table(titles: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int]) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import click
 
 from fenced.cli.options import json_option
-from fenced.cli.output import write_json
+from fenced.cli.output import write_file, write_json
 from fenced.diagnosis import tune as tuning
 from fenced.errors import Misconfigured
 from fenced.pauses import PauseMeter, Recording
@@ -96,7 +95,7 @@ def tune(
     if html is not None:
         from fenced.diagnosis.tune_page import page
 
-        Path(html).write_text(page(recording, rows, advised), encoding="utf-8")
+        write_file(html, page(recording, rows, advised))
     if as_json:
         write_json(tuning.as_json(recording, rows, advised))
         return
