@@ -24,7 +24,7 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.mariadb.authority.authority import CONNECTIONS_MAX, MariadbAuthority
 from fenced.stores.mariadb.authority.rows import KEEP_NUMBERS, lock_query
 from fenced.stores.mariadb.authority.session import STOPPED_SECONDS, WATCHED, WRITES
-from fenced.stores.mariadb.authority.settings import ServerSettings
+from fenced.stores.mariadb.authority.settings import MariadbSettings
 from fenced.testing.kit import asking, granted
 from fenced.values.model import Ended, Granted, Kept, Released
 from fenced_testkit.servers import MariadbServer
@@ -381,7 +381,7 @@ SOUND = {
     ],
 )
 def test_settings_under_which_tokens_could_repeat(found: dict[str, str], doubt: str | None) -> None:
-    doubts = ServerSettings(1, {**SOUND, **found}).doubts()
+    doubts = MariadbSettings(1, {**SOUND, **found}).doubts()
     assert len(doubts) == (doubt is not None) and all(str(doubt) in each for each in doubts)
 
 
@@ -396,20 +396,20 @@ def test_settings_under_which_tokens_could_repeat(found: dict[str, str], doubt: 
 )
 def test_servers_that_cannot_keep_leases(found: dict[str, str], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        ServerSettings(1, {**SOUND, **found}).check("mariadb://h/d")
-    ServerSettings(1, {**SOUND, "version": "9.7.4"}).check("mysql://h/d")
+        MariadbSettings(1, {**SOUND, **found}).check("mariadb://h/d")
+    MariadbSettings(1, {**SOUND, "version": "9.7.4"}).check("mysql://h/d")
 
 
 def test_a_failover_that_would_lose_grants_is_a_doubt() -> None:
     replicated = {**SOUND, "log_bin": "ON", "sync_binlog": "1", "Slaves_connected": "1"}
-    assert ServerSettings(1, SOUND).warnings() == ()
-    (told,) = ServerSettings(1, replicated).warnings()
+    assert MariadbSettings(1, SOUND).warnings() == ()
+    (told,) = MariadbSettings(1, replicated).warnings()
     assert "loses the leases that they had not received" in told and "authority raise" in told
     semi = {"rpl_semi_sync_master_wait_point": "AFTER_SYNC", "Rpl_semi_sync_master_status": "ON"}
-    assert ServerSettings(1, {**replicated, **semi}).warnings() == ()
+    assert MariadbSettings(1, {**replicated, **semi}).warnings() == ()
     late = {**semi, "rpl_semi_sync_master_wait_point": "AFTER_COMMIT"}
-    assert len(ServerSettings(1, {**replicated, **late}).warnings()) == 1
-    assert "a majority" in ServerSettings(1, {**SOUND, "group_replication_group_name": "g"}).warnings()[0]
+    assert len(MariadbSettings(1, {**replicated, **late}).warnings()) == 1
+    assert "a majority" in MariadbSettings(1, {**SOUND, "group_replication_group_name": "g"}).warnings()[0]
 
 
 # Processes and threads.

@@ -18,7 +18,7 @@ from fenced.leases.rows import LeaseAlgorithm
 from fenced.net.pool import ConnectionBroken
 from fenced.stores.mariadb.authority.journal import Missing, StatementJournal
 from fenced.stores.mariadb.authority.rows import SQL, MariadbRows, NotLocked, lock_query
-from fenced.stores.mariadb.authority.settings import QUERIES, ServerSettings
+from fenced.stores.mariadb.authority.settings import QUERIES, MariadbSettings
 from fenced.stores.mariadb.wire.connection import MariadbConnection, Result, Row
 from fenced.stores.mariadb.wire.failures import CONFLICTS, DUPLICATE, ServerRefusal, refused
 from fenced.values.contracts import Runtime
@@ -66,7 +66,7 @@ class LeaseSession:
         self._connection = connection
         self._runtime = runtime
         self.where = where
-        self.settings = ServerSettings(0, {})
+        self.settings = MariadbSettings(0, {})
         self.lineage = ""
 
     def close(self) -> None:
@@ -75,10 +75,10 @@ class LeaseSession:
     def interrupt(self) -> None:
         self._connection.interrupt()
 
-    async def read_settings(self, until: float) -> ServerSettings:
+    async def read_settings(self, until: float) -> MariadbSettings:
         """In one request, so that one server answers all of it."""
         *found, made = await self.run([*QUERIES, SQL["made"]], until)
-        self.settings = ServerSettings.of(found)
+        self.settings = MariadbSettings.of(found)
         self.settings.check(self.where)
         self.lineage = self.settings.lineage(made.rows[0][0] if made.rows else "")
         return self.settings

@@ -30,7 +30,7 @@ QUERIES = ("SELECT UUID_SHORT() >> 24", _shown("VARIABLES", VARIABLES), _shown("
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSettings:
+class MariadbSettings:
     """What a lease's guarantee depends on."""
 
     start: int
@@ -38,7 +38,7 @@ class ServerSettings:
     found: Mapping[str, str]
 
     @classmethod
-    def of(cls, results: list[Result]) -> ServerSettings:
+    def of(cls, results: list[Result]) -> MariadbSettings:
         ((start,),), *shown = (result.rows for result in results)
         found = {str(name): str(value) for rows in shown for name, value in rows}
         return cls(int(start), found)
