@@ -17,8 +17,9 @@ import fenced
 from bench.claims_rates import rates
 from bench.figures import Figure, ratio
 from bench.interleaved import Action, Effort, medians
+from fenced.stores.mariadb.guard.connecting import connect
 from fenced.work import Claims, ClaimWorker
-from fenced_testkit.servers import PostgresqlServer
+from fenced_testkit.servers import MariadbServer, PostgresqlServer
 
 ROUNDS, WARM_UP = 1200, 100
 KEPT, IDLE = 500, 20
@@ -67,6 +68,9 @@ def run(folder: Path, effort: Effort) -> Iterator[Figure]:
             yield from _on_postgresql(stack.enter_context(server), place, effort)
             files = stack.enter_context(tempfile.TemporaryDirectory(dir=where or folder))
             yield from _on_sqlite(files, place, effort)
+            yield from _on_mariadb(
+                stack.enter_context(MariadbServer(folder=f"{files}/mariadb")), place, effort
+            )
 
 
 def _on_postgresql(server: PostgresqlServer, place: Place, effort: Effort) -> Iterator[Figure]:
@@ -90,6 +94,48 @@ def _on_sqlite(folder: str, place: Place, effort: Effort) -> Iterator[Figure]:
         _make("sqlite", file, 2 * (effort.of(ROUNDS) + effort.size(WARM_UP) + 10))
         with RUNS.worker(client, ttl=60) as worker:
             yield from _one_at_a_time("SQLite", "sqlite", file, worker, place, effort)
+
+
+def _on_mariadb(server: MariadbServer, place: Place, effort: Effort) -> Iterator[Figure]:
+    """For information: there, taking a row by hand is a transaction, too."""
+    url = server.url(server.create_database())
+    jobs = effort.of(ROUNDS) + effort.size(WARM_UP) + 10
+    with fenced.Client(url) as client, contextlib.closing(connect(url)) as db:
+        cursor = db.cursor()
+        execute = cursor.execute
+        for table in ("bare", "runs"):
+            columns = COLUMNS.replace("status text", "status varchar(20)")
+            execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, {columns})")
+            cursor.executemany(
+                f"INSERT INTO {table} (id, input) VALUES (%s, %s)", [(n, "x" * 200) for n in range(jobs)]
+            )
+        execute("CREATE INDEX bare_ready ON bare (status, priority, id)")
+        RUNS.install(db, mode="require")
+        execute("ANALYZE TABLE bare, runs")
+        with RUNS.worker(client, ttl=60) as worker:
+            bare, whole = medians(
+                _bare_on_mariadb(cursor),
+                _ours(db, worker),
+                rounds=effort.of(ROUNDS),
+                warm_up=effort.size(WARM_UP),
+            )
+    what = f"claim and finish a row in MariaDB {place.name}, require, with our layer"
+    against = "by hand: begin, SELECT ... SKIP LOCKED, UPDATE, commit; then finish by id"
+    yield ratio(f"claim_mariadb_{place.name}", what, whole, bare, against=against)
+
+
+def _bare_on_mariadb(cursor: Any) -> Action:
+    def job() -> None:
+        cursor.execute("BEGIN")
+        cursor.execute(
+            "SELECT * FROM bare WHERE status = 'pending' ORDER BY priority, id LIMIT 1 FOR UPDATE SKIP LOCKED"
+        )
+        (key, *_) = cursor.fetchone()
+        cursor.execute(f"UPDATE bare SET status = 'running' WHERE id = {key}")
+        cursor.execute("COMMIT")
+        cursor.execute(f"UPDATE bare SET status = 'done', output = 'x' WHERE id = {key}")
+
+    return job
 
 
 def _make(engine: str, db: Any, jobs: int) -> None:
