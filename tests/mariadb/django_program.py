@@ -25,7 +25,7 @@ def main(host: str, port: str, database: str) -> None:
     settings.configure(DATABASES={"default": {**engine, "HOST": host, "PORT": port, "NAME": database}})
     django.setup()
 
-    class Order(models.Model):
+    class Order(models.Model):  # type: ignore[misc]
         qty: Any = models.IntegerField()
 
         class Meta:

@@ -10,8 +10,19 @@ from typing import Any
 import pymysql
 import pytest
 
+import fenced
 from fenced.client import registry
-from fenced.errors import Contended, ForeignRealm, LeaseLost, Misconfigured, Misuse, StaleToken, Unsupported
+from fenced.errors import (
+    Contended,
+    ForeignRealm,
+    ForgedStamp,
+    LeaseLost,
+    Misconfigured,
+    Misuse,
+    StaleToken,
+    Unsupported,
+)
+from fenced.proofs import Ed25519Public, HmacKey
 from fenced.runtime.blocking import step
 from fenced.sql import Guard
 from fenced.testing.kit import REALM, stamp
@@ -21,6 +32,7 @@ from fenced.values.rollout import DatabaseStatus, GuardStatus
 from fenced_testkit.servers import MariadbServer
 
 ORDERS = Guard(table="orders", name="orders/{id}")
+ED25519 = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
 UPDATE = "UPDATE orders SET qty = qty + 1 WHERE id = 42"
 
 
@@ -323,9 +335,71 @@ def test_observing_never_waits_for_a_mark(
     assert found is not None and found.token == 5, "the other one had the mark"
 
 
+def test_a_lease_that_is_over_is_refused_by_the_authority_beside_the_guard(
+    db: Any, operator: Operator, database: str, mariadb_server: MariadbServer
+) -> None:
+    """The authority is asked in the same transaction, if it is in the same database."""
+    with (
+        pytest.raises(Misconfigured, match="same database"),
+        ORDERS.transaction(db, stamp(5), still_held=True),
+    ):
+        raise AssertionError("the block must not run")
+    step(operator.set_mode("orders", "require"))
+    with fenced.Client(mariadb_server.url(database)) as client:
+        lease = client.acquire("orders/42", ttl=60)
+        with ORDERS.transaction(db, lease, still_held=True):
+            run(db, UPDATE)
+        run(db, "START TRANSACTION")
+        with ORDERS.announce_within(db, lease, still_held=True):
+            run(db, UPDATE)
+        run(db, "COMMIT")
+        late = lease.next_stamp()
+        lease.release()
+        with pytest.raises(LeaseLost), ORDERS.transaction(db, late, still_held=True):
+            raise AssertionError("the block must not run")
+        with ORDERS.transaction(db, late):  # nobody has overtaken it
+            run(db, UPDATE)
+    assert run(db, "SELECT qty FROM orders WHERE id = 42") == [(3,)]
+
+
+def test_keys_are_listed_and_revoked(db: Any, operator: Operator) -> None:
+    key, longer = HmacKey("shop-1", b"k" * 32), HmacKey("shop-2", b"o" * 100)
+    with pytest.raises(Misuse, match="add one first"):
+        step(operator.require_proofs(True))
+    for each in (key, longer):
+        step(operator.add_key(each))
+    with pytest.raises(Misuse, match="already"):
+        step(operator.add_key(key))
+    with pytest.raises(Unsupported, match="Ed25519"):
+        step(operator.add_key(Ed25519Public("shop-3", bytes.fromhex(ED25519))))
+    step(operator.set_mode("orders", "require"))
+    step(operator.require_proofs(True))
+    for token, signer in ((5, key), (6, longer)):
+        with ORDERS.transaction(db, signer.sign(stamp(token))):
+            run(db, UPDATE)
+    for wrong in (
+        stamp(7),
+        HmacKey("shop-1", b"x" * 32).sign(stamp(7)),
+        HmacKey("shop-9", b"k" * 32).sign(stamp(7)),
+    ):
+        with pytest.raises(ForgedStamp), ORDERS.transaction(db, wrong):
+            raise AssertionError("the block must not run")
+    step(operator.revoke_key("shop-1"))
+    with pytest.raises(ForgedStamp), ORDERS.transaction(db, key.sign(stamp(7))):
+        raise AssertionError("the block must not run")
+    with pytest.raises(Misuse, match="no key shop-1"):
+        step(operator.revoke_key("shop-1"))
+    assert [(view.id, view.kind, view.revoked is None) for view in step(operator.keys())] == [
+        ("shop-1", "hmac", False),
+        ("shop-2", "hmac", True),
+    ]
+    found: DatabaseStatus = step(operator.status())
+    assert found.proof
+    step(operator.require_proofs(False))
+    write(db, 7)
+
+
 def test_a_missing_ability_is_unsupported(db: Any, operator: Operator) -> None:
-    for call in (operator.trust({"max_jump": 5.0}), operator.grant_monitor("x"), operator.keys()):
+    for call in (operator.trust({"max_jump": 5.0}), operator.grant_monitor("x")):
         with pytest.raises(Unsupported, match="a MariaDB guard has no"):
             step(call)
-    with pytest.raises(Unsupported, match="still_held"), ORDERS.transaction(db, stamp(5), still_held=True):
-        raise AssertionError("the block must not run")

@@ -92,7 +92,7 @@ OTHER_FORMS = [check for check in GUARD_CHECKS if check.name != "agrees_with_the
 """The procedures that decide are the same ones, whatever the form and the colour."""
 
 
-# proves guard mariadb: many-names, several-leases
+# proves guard mariadb: many-names, several-leases, proofs, still-held
 @pytest.mark.parametrize(
     ("check", "colour"),
     [

@@ -28,7 +28,7 @@ _STAMPED = "fenced.stamped"
 ENDED = "the transaction was ended inside the guarded block; let the block commit or roll back"
 
 
-class AlchemySession:
+class MariadbAlchemySession:
     """A Session, or a Connection without one."""
 
     def __init__(self, target: Session | Connection) -> None:
@@ -171,7 +171,7 @@ class _DriverSession(CursorSession):
         return "unknown"
 
 
-class AsyncAlchemySession(AlchemySession):
+class MariadbAsyncAlchemySession(MariadbAlchemySession):
     """An AsyncSession, or an AsyncConnection without one."""
 
     def __init__(self, outer: AsyncSession | AsyncConnection) -> None:
@@ -185,10 +185,10 @@ class AsyncAlchemySession(AlchemySession):
         return await self._outer.run_sync(lambda _: work())
 
 
-class AlchemyTable(MariadbTable):
+class MariadbAlchemyTable(MariadbTable):
     """A guard on a table, through SQLAlchemy."""
 
-    _session: AlchemySession
+    _session: MariadbAlchemySession
 
     async def leave(self, error: BaseException | None) -> None:
         if error is None:

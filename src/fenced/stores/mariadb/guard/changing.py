@@ -13,7 +13,7 @@ from contextlib import suppress
 from fenced.errors import Contended, FencedError, Misconfigured, Misuse
 from fenced.guards.spec import Spec
 from fenced.stores.mariadb.guard import install, schema
-from fenced.stores.mariadb.guard.refusals import ServerError, read, wrapped
+from fenced.stores.mariadb.guard.refusals import MariadbError, read, wrapped
 from fenced.stores.mariadb.guard.sessions import MariadbSession
 from fenced.stores.mariadb.wire.connection import literal
 from fenced.stores.mariadb.wire.failures import LOCK_TIMEOUT
@@ -48,7 +48,7 @@ async def run_script(spec: Spec, session: MariadbSession, look: Callable[[], Awa
         statements = await look()
         await session.together(lambda plain: _run_script(plain, statements))
     except Exception as error:
-        answer = ServerError(0, "", False) if isinstance(error, FencedError) else read(error)
+        answer = MariadbError(0, "", False) if isinstance(error, FencedError) else read(error)
         if answer.code == LOCK_TIMEOUT:
             raise Contended(
                 f"{spec.table} is in use, and was not changed (waited {install.LOCK_SECONDS} s): run this again"

@@ -15,8 +15,8 @@ from fenced.errors import Misconfigured, Unsupported
 from fenced.guards import claims
 from fenced.guards.claims import CLOSED, Claiming, Constant
 from fenced.guards.spec import Spec
-from fenced.stores.mariadb.guard.schema import Runs
-from fenced.stores.mariadb.guard.triggers import INTEGERS, TableShape, moved, name_of, trigger
+from fenced.stores.mariadb.guard.schema import RunsStatements
+from fenced.stores.mariadb.guard.triggers import INTEGERS, MariadbShape, moved, name_of, trigger
 from fenced.stores.mariadb.wire.connection import literal
 
 TYPES = {
@@ -87,7 +87,7 @@ def resolved(claiming: Claiming) -> Claiming:
     return replace(claiming, minted=False)
 
 
-async def columns(spec: Spec, claiming: Claiming, table: TableShape, session: Runs) -> list[str]:
+async def columns(spec: Spec, claiming: Claiming, table: MariadbShape, session: RunsStatements) -> list[str]:
     """The statements that add the columns and indexes which the table lacks.
 
     Misconfigured or Unsupported if its rows cannot be claimed.
@@ -119,7 +119,7 @@ async def columns(spec: Spec, claiming: Claiming, table: TableShape, session: Ru
     return [alter + ", ".join(changes) for changes in (removed, added) if changes]
 
 
-def _check_shape(spec: Spec, claiming: Claiming, table: TableShape) -> None:
+def _check_shape(spec: Spec, claiming: Claiming, table: MariadbShape) -> None:
     for column, (kind, _) in TYPES.items():
         if table.kinds.get(column, kind) != kind:
             raise Misconfigured(
@@ -137,7 +137,7 @@ def _check_shape(spec: Spec, claiming: Claiming, table: TableShape) -> None:
             raise Unsupported(f"the order {part.strip()!r} is not a column that an index can begin with")
 
 
-def triggers(spec: Spec, table: TableShape) -> list[str]:
+def triggers(spec: Spec, table: MariadbShape) -> list[str]:
     """The statements that create the triggers of a table with claims."""
     fields = {
         "scope": literal(table.scope),
@@ -155,7 +155,7 @@ def triggers(spec: Spec, table: TableShape) -> list[str]:
 
 
 def _digest() -> str:
-    table = TableShape("d", "t", {"id": "int", "name": "varchar"})
+    table = MariadbShape("d", "t", {"id": "int", "name": "varchar"})
     return hashlib.sha256(repr(triggers(Spec("t", "t/{id}/{name}"), table)).encode()).hexdigest()[:16]
 
 

@@ -19,7 +19,7 @@ class _RollBack(Exception):
     """Leaves an `atomic` block, so that it rolls back."""
 
 
-class DjangoSession:
+class MariadbDjangoSession:
     """The connection of this thread behind one of Django's aliases."""
 
     def __init__(self, connection: Any) -> None:

@@ -38,29 +38,29 @@ def _mysqldb() -> Driver:
 
 
 def _asyncmy() -> Driver:
-    from fenced.stores.mariadb.guard.sessions import AsyncmySession
+    from fenced.stores.mariadb.guard.sessions import MariadbAsyncSession
     from fenced.stores.mariadb.guard.tables import MariadbTable
 
-    return Driver(MariadbTable, AsyncmySession, claims=_claims)
+    return Driver(MariadbTable, MariadbAsyncSession, claims=_claims)
 
 
 def _alchemy() -> Driver:
-    from fenced.stores.mariadb.guard.alchemy import AlchemySession, AlchemyTable
+    from fenced.stores.mariadb.guard.alchemy import MariadbAlchemySession, MariadbAlchemyTable
 
-    return Driver(AlchemyTable, AlchemySession, claims=_claims)
+    return Driver(MariadbAlchemyTable, MariadbAlchemySession, claims=_claims)
 
 
 def _async_alchemy() -> Driver:
-    from fenced.stores.mariadb.guard.alchemy import AlchemyTable, AsyncAlchemySession
+    from fenced.stores.mariadb.guard.alchemy import MariadbAlchemyTable, MariadbAsyncAlchemySession
 
-    return Driver(AlchemyTable, AsyncAlchemySession, claims=_claims)
+    return Driver(MariadbAlchemyTable, MariadbAsyncAlchemySession, claims=_claims)
 
 
 def _django() -> Driver:
-    from fenced.stores.mariadb.guard.django import DjangoSession
+    from fenced.stores.mariadb.guard.django import MariadbDjangoSession
     from fenced.stores.mariadb.guard.tables import MariadbTable
 
-    return Driver(MariadbTable, DjangoSession, claims=_claims)
+    return Driver(MariadbTable, MariadbDjangoSession, claims=_claims)
 
 
 class MariadbEngine:

@@ -15,8 +15,8 @@ from fenced.guards.claims import Claiming
 from fenced.guards.engine import Registered
 from fenced.guards.spec import Spec, asks_for, described, may_meet
 from fenced.stores.mariadb.guard import claiming, schema
-from fenced.stores.mariadb.guard.schema import Runs
-from fenced.stores.mariadb.guard.triggers import DIGEST, INTEGERS, TEXTS, TableShape, drop, triggers
+from fenced.stores.mariadb.guard.schema import RunsStatements
+from fenced.stores.mariadb.guard.triggers import DIGEST, INTEGERS, TEXTS, MariadbShape, drop, triggers
 from fenced.stores.mariadb.wire.connection import literal
 from fenced.values.decision import Mode, Rule
 
@@ -36,7 +36,7 @@ def table_of(spec: Spec) -> str:
     return spec.table.rpartition(".")[2]
 
 
-async def scope_of(spec: Spec, session: Runs) -> str:
+async def scope_of(spec: Spec, session: RunsStatements) -> str:
     """The database of the table: the one that it names, or that of the connection."""
     named, _, table = spec.table.rpartition(".")
     if named == "fenced_guard" or (table.startswith("fenced_") and table != OWN_TABLE):
@@ -49,7 +49,7 @@ async def scope_of(spec: Spec, session: Runs) -> str:
     return str(found)
 
 
-async def look_at(spec: Spec, session: Runs) -> TableShape:
+async def look_at(spec: Spec, session: RunsStatements) -> MariadbShape:
     """Read the shape of the table; Misconfigured or Unsupported if it cannot be guarded."""
     scope, table = await scope_of(spec, session), table_of(spec)
     where = f"TABLE_SCHEMA = {literal(scope)} AND TABLE_NAME = {literal(table)}"
@@ -69,7 +69,7 @@ async def look_at(spec: Spec, session: Runs) -> TableShape:
         "LOWER(COALESCE(CHARACTER_SET_NAME, '')) "
         f"FROM information_schema.COLUMNS WHERE {where}"
     )
-    shape = TableShape(
+    shape = MariadbShape(
         scope,
         table,
         {name: _kind(data, whole, charset) for name, data, whole, _, charset in columns},
@@ -90,7 +90,7 @@ def _kind(data: str, whole: str, charset: str) -> str:
     return "binary" if charset == "binary" else data
 
 
-def _check_columns(spec: Spec, table: TableShape) -> None:
+def _check_columns(spec: Spec, table: MariadbShape) -> None:
     where = f"{table.scope}.{table.table}"
     allowed = INTEGERS | TEXTS | ({"varbinary"} if table.table == OWN_TABLE else set())
     for column in spec.columns:
@@ -110,7 +110,7 @@ def _check_columns(spec: Spec, table: TableShape) -> None:
         raise Misconfigured(f"the epoch column {spec.epoch!r} must be a bigint")
 
 
-async def cascades(table: TableShape, session: Runs) -> list[str]:
+async def cascades(table: MariadbShape, session: RunsStatements) -> list[str]:
     """The foreign keys by which a statement on another table changes rows of this one, and fires no trigger."""
     rows = await session.run(
         "SELECT CONSTRAINT_NAME, UPDATE_RULE, DELETE_RULE, REFERENCED_TABLE_NAME "
@@ -125,7 +125,7 @@ async def cascades(table: TableShape, session: Runs) -> list[str]:
     ]
 
 
-async def _refuse_cascades(table: TableShape, session: Runs) -> None:
+async def _refuse_cascades(table: MariadbShape, session: RunsStatements) -> None:
     found = await cascades(table, session)
     if found:
         raise Unsupported(
@@ -134,7 +134,7 @@ async def _refuse_cascades(table: TableShape, session: Runs) -> None:
         )
 
 
-async def registered(session: Runs) -> list[Registered]:
+async def registered(session: RunsStatements) -> list[Registered]:
     """Every guard of the connection's database."""
     if await schema.look(session) is None:
         return []
@@ -156,7 +156,7 @@ def text(value: object) -> str:
 
 
 async def script(
-    spec: Spec, mode: Mode | None, session: Runs, *, mandatory: bool, replace: bool = False
+    spec: Spec, mode: Mode | None, session: RunsStatements, *, mandatory: bool, replace: bool = False
 ) -> list[str]:
     """The statements that install the guard on the database that `session` is connected to.
 
@@ -186,7 +186,7 @@ async def script(
 
 
 def _registration(
-    spec: Spec, table: TableShape, mandatory: bool, makes_epoch: bool, mode: Mode | None
+    spec: Spec, table: MariadbShape, mandatory: bool, makes_epoch: bool, mode: Mode | None
 ) -> list[str]:
     where = f"{literal(table.scope)}, {literal(table.table)}"
     epoch = "NULL" if spec.epoch is None else literal(spec.epoch)
@@ -243,7 +243,7 @@ def history(scope: str, table: str | None, what: str, detail: str) -> str:
 
 
 async def _refuse_others(
-    spec: Spec, table: TableShape, session: Runs, *, mandatory: bool, replace: bool
+    spec: Spec, table: MariadbShape, session: RunsStatements, *, mandatory: bool, replace: bool
 ) -> None:
     """Misconfigured if the table has another guard, or another table one that can make a name by another rule."""
     rows = await session.run(
@@ -268,7 +268,7 @@ async def _refuse_others(
             )
 
 
-async def uninstall(spec: Spec, session: Runs) -> list[str]:
+async def uninstall(spec: Spec, session: RunsStatements) -> list[str]:
     """Restore the table. The marks stay: a guard that is installed later needs them to refuse old holders."""
     await schema.installed(session)
     scope, table = await scope_of(spec, session), table_of(spec)
@@ -276,7 +276,7 @@ async def uninstall(spec: Spec, session: Runs) -> list[str]:
     found = await session.run(f"SELECT epoch, epoch_made FROM fenced_guard.guard WHERE {where}")
     if not found:
         raise Misconfigured(f"no guard is installed for {scope}.{table}")
-    shape = TableShape(scope, table, {})
+    shape = MariadbShape(scope, table, {})
     known = f"TABLE_SCHEMA = {literal(scope)} AND TABLE_NAME = {literal(table)}"
     there = await session.run(f"SELECT 1 FROM information_schema.TABLES WHERE {known}")
     epoch, made = found[0]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable
 from datetime import UTC
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fenced.errors import Misconfigured, Misuse
+from fenced.errors import Misconfigured, Misuse, Unsupported
 from fenced.guards.answers import check_pattern
 from fenced.guards.spec import Spec
+from fenced.proofs import HmacKey, VerifyingKey, check_key_id
 from fenced.stores.mariadb.guard import install, schema
 from fenced.stores.mariadb.guard.changing import BIND_SECONDS, change_modes, refuse_open
 from fenced.stores.mariadb.guard.install import likes_of, table_of, text
@@ -26,6 +28,7 @@ from fenced.values.rollout import (
     Change,
     DatabaseStatus,
     Decision,
+    KeyView,
     Override,
     advised,
 )
@@ -71,7 +74,9 @@ class MariadbOperator(Operator):
         self, scope: str, only: str | None, quiet_for: float, *, marks: bool = True
     ) -> DatabaseStatus:
         ((flush, log_bin, sync, doublewrite, now),) = await self._run("store", scope)
-        rows = await self._session.run(f"SELECT realm FROM fenced_guard.trust WHERE scope = {literal(scope)}")
+        rows = await self._session.run(
+            f"SELECT realm, proof FROM fenced_guard.trust WHERE scope = {literal(scope)}"
+        )
         now = now.replace(tzinfo=UTC)
         table = None if only is None else table_of(_spec(only))
         found_guards = await guards(self._session, scope, table, quiet_for, counts_marks=marks)
@@ -82,6 +87,7 @@ class MariadbOperator(Operator):
             now,
             text(rows[0][0]) or None if rows else None,
             tuple(found_guards),
+            proof=bool(rows[0][1]) if rows else False,
             schema=found.schema if found else None,
             doubts=tuple(doubts(flush, log_bin, sync, doublewrite)),
             local_clock=False,
@@ -199,7 +205,7 @@ class MariadbOperator(Operator):
 
     async def adopt(self, realm: str) -> None:
         """Trust this authority from now on, and no other."""
-        await self._looking(lambda scope: _nothing())
+        await self.extent()  # Misconfigured without a guard
         await MariadbTable(Spec("x", "x"), self._session).adopt(realm)
 
     async def reset(self, name: str, why: str) -> int | None:
@@ -252,6 +258,59 @@ class MariadbOperator(Operator):
             return dropped
 
         return await self._looking(drop)
+
+    async def keys(self) -> list[KeyView]:
+        """The keys that may sign stamps and those that were revoked, in the order they were added."""
+        rows = await self._looking(lambda scope: self._run("keys", scope))
+        return [
+            KeyView(text(key), text(kind), at(added), None if revoked is None else at(revoked))
+            for key, kind, added, revoked in rows
+        ]
+
+    async def add_key(self, key: VerifyingKey) -> None:
+        """Accept proofs that this key made. The server keeps what HMAC needs of its secret."""
+        if not isinstance(key, HmacKey):
+            raise Unsupported("a MariaDB guard checks proofs by HMAC keys alone: this server has no Ed25519")
+        inner, outer = _blocks(key.secret)
+
+        async def add(scope: str) -> None:
+            blocks = f"x'{inner.hex()}', x'{outer.hex()}'"
+            values = f"{literal(scope)}, {literal(key.id)}, 'hmac', {blocks}, UTC_TIMESTAMP(6)"
+            known = f"SELECT 1 FROM fenced_guard.proof_key WHERE scope = {literal(scope)} AND id = {literal(key.id)}"
+            if await self._session.run(known):
+                raise Misuse(f"there is a key {key.id} already; take another id for another secret")
+            columns = "(scope, id, kind, inner_block, outer_block, added)"
+            await self._session.run(f"INSERT INTO fenced_guard.proof_key {columns} VALUES ({values})")
+            await self._session.run(install.history(scope, None, "add key", key.id))
+
+        await self._looking(add)
+
+    async def revoke_key(self, key_id: str) -> None:
+        """Stop accepting proofs that this key made."""
+        wanted = check_key_id(key_id)
+
+        async def revoke(scope: str) -> None:
+            where = f"scope = {literal(scope)} AND id = '{wanted}' AND revoked IS NULL"
+            if not await self._session.run(f"SELECT 1 FROM fenced_guard.proof_key WHERE {where}"):
+                raise Misuse(f"there is no key {wanted} that could be revoked")
+            await self._session.run(
+                f"UPDATE fenced_guard.proof_key SET revoked = UTC_TIMESTAMP(6) WHERE {where}"
+            )
+            await self._session.run(install.history(scope, None, "revoke key", wanted))
+
+        await self._looking(revoke)
+
+    async def require_proofs(self, required: bool) -> None:
+        """Require proofs of whoever announces, or stop requiring them. Waits for transactions that have announced."""
+
+        async def require(scope: str) -> None:
+            where = f"scope = {literal(scope)}"
+            if required and not [key for key in await self._run("keys", scope) if key[3] is None]:
+                raise Misuse("no key could sign: add one first")
+            await self._session.run(f"UPDATE fenced_guard.trust SET proof = {bool(required)} WHERE {where}")
+            await self._session.run(install.history(scope, None, "require proofs", str(bool(required))))
+
+        await self._looking(require)
 
     async def waiting_messages(self) -> dict[str, int]:
         """How many messages wait in each outbox. An empty one is not listed."""
@@ -315,8 +374,10 @@ class MariadbOperator(Operator):
             raise wrapped(error) from error
 
 
-async def _nothing() -> None:
-    return
+def _blocks(secret: bytes) -> tuple[bytes, bytes]:
+    """The blocks that HMAC-SHA256 puts in front of the message and of its hash (RFC 2104)."""
+    key = (hashlib.sha256(secret).digest() if len(secret) > 64 else secret).ljust(64, b"\0")
+    return bytes(byte ^ 0x36 for byte in key), bytes(byte ^ 0x5C for byte in key)
 
 
 def _of(scope: str, table: str) -> str:

@@ -61,3 +61,6 @@ SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog, @@innodb_doub
 SELECT g.tbl FROM fenced_guard.guard g WHERE g.scope = {scope} AND NOT g.mandatory AND (
   SELECT COUNT(*) FROM information_schema.COLUMNS c WHERE c.TABLE_SCHEMA = CONVERT(g.scope USING utf8mb4)
     AND c.TABLE_NAME = CONVERT(g.tbl USING utf8mb4) AND c.COLUMN_NAME IN ('id', 'headers', 'topic', 'body')) = 4;
+
+-- keys: The keys that may sign stamps, and those that were revoked.
+SELECT id, kind, added, revoked FROM fenced_guard.proof_key WHERE scope = {scope} ORDER BY added, id;

@@ -128,7 +128,7 @@ class Detail(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ServerError:
+class MariadbError:
     """A driver's error, read once: drivers and frameworks keep its parts in different places."""
 
     code: int
@@ -175,7 +175,7 @@ class ServerError:
         return Unavailable(f"the guarded database answered: {self.says} ({self.code})")
 
 
-def read(error: BaseException) -> ServerError:
+def read(error: BaseException) -> MariadbError:
     """Find the server's answer in an error of any driver, also inside a framework's error."""
     kinds: set[str] = set()
     for found in _causes(error):
@@ -183,23 +183,23 @@ def read(error: BaseException) -> ServerError:
         if isinstance(found, ServerRefusal):
             return _answer(found.code, str(found))
         if isinstance(found, ConnectionBroken):
-            return ServerError(0, str(found), True)
+            return MariadbError(0, str(found), True)
         own = {kind.__name__ for kind in type(found).__mro__}
         if "MySQLError" in own and len(found.args) >= 2 and type(found.args[0]) is int:
             return _answer(found.args[0], str(found.args[1]))
     broken = not kinds.isdisjoint({"OperationalError", "InterfaceError", "OSError"})
-    return ServerError(0, str(error).partition("\n")[0], broken)
+    return MariadbError(0, str(error).partition("\n")[0], broken)
 
 
-def _answer(code: int, says: str) -> ServerError:
+def _answer(code: int, says: str) -> MariadbError:
     if code in _OURS and not says.startswith(_TELLS):
         code = -code  # somebody else's error with this number
-    return ServerError(
+    return MariadbError(
         code, says.partition("\n")[0].removeprefix(_TELLS).removesuffix(f" ({code})"), connection_lost(code)
     )
 
 
-def interferes(answer: ServerError) -> bool:
+def interferes(answer: MariadbError) -> bool:
     """Whether a newer commit, or a deadlock, has rolled back the transaction: the same announcement may succeed now."""
     return answer.code in CONFLICTS
 
@@ -209,7 +209,7 @@ def refusal_in(error: BaseException) -> FencedError | None:
     return read(error).refusal()
 
 
-def wrapped(error: Exception, answer: ServerError | None = None) -> FencedError:
+def wrapped(error: Exception, answer: MariadbError | None = None) -> FencedError:
     """The typed error for an error of one of our own statements."""
     if isinstance(error, FencedError):
         return error

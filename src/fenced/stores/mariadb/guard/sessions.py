@@ -140,7 +140,7 @@ class MysqldbSession(CursorSession):
         return "unknown" if self.connection.open else "closed"
 
 
-class AsyncmySession:
+class MariadbAsyncSession:
     """An asyncmy connection, or one from its pool."""
 
     __slots__ = ("connection",)

@@ -12,8 +12,8 @@ from fenced.errors import Misconfigured
 from fenced.guards.spec import Spec
 from fenced.stores.mariadb.guard import claiming, install, schema
 from fenced.stores.mariadb.guard.install import likes_of, text
-from fenced.stores.mariadb.guard.schema import Runs
-from fenced.stores.mariadb.guard.triggers import DIGEST, EVENTS, TableShape, trigger_name
+from fenced.stores.mariadb.guard.schema import RunsStatements
+from fenced.stores.mariadb.guard.triggers import DIGEST, EVENTS, MariadbShape, trigger_name
 from fenced.stores.mariadb.wire.connection import literal
 from fenced.values import sqlfile
 from fenced.values.rollout import DecisionCount, GuardStatus, Override, Stage
@@ -29,12 +29,12 @@ _WHY = {
 Rows = list[tuple[Any, ...]]
 
 
-async def run(session: Runs, what: str, scope: str, **parts: str) -> Rows:
+async def run(session: RunsStatements, what: str, scope: str, **parts: str) -> Rows:
     return await session.run(SQL[what].format(scope=literal(scope), **parts))
 
 
 async def guards(
-    session: Runs, scope: str, table: str | None, quiet_for: float, *, counts_marks: bool
+    session: RunsStatements, scope: str, table: str | None, quiet_for: float, *, counts_marks: bool
 ) -> list[GuardStatus]:
     chosen = [row for row in await run(session, "guards", scope) if table in (None, text(row[0]))]
     if table is not None and not chosen:
@@ -49,7 +49,7 @@ async def guards(
         marks = highest = 0
         if counts_marks:
             ((marks, highest),) = await run(session, "marks", scope, **_likes(text(template)))
-        shape = TableShape(scope, guard, {})
+        shape = MariadbShape(scope, guard, {})
         there = {trigger for (trigger,) in triggers[guard]}
         wrong = [
             *_wrong(
@@ -85,7 +85,7 @@ async def guards(
     return found
 
 
-async def _bypass(session: Runs, scope: str, table: str) -> tuple[str, ...]:
+async def _bypass(session: RunsStatements, scope: str, table: str) -> tuple[str, ...]:
     rows = await run(session, "bypass", scope, database=literal(scope), table=literal(table))
     return tuple(
         f"{who} ({', '.join(_WHY[privilege] for privilege in text(privileges).split(', '))})"

@@ -20,7 +20,6 @@ from fenced.errors import (
     Misconfigured,
     Misuse,
     Refused,
-    Unsupported,
     shown,
 )
 from fenced.guards.engine import Registered
@@ -34,7 +33,7 @@ from fenced.stores.mariadb.guard.refusals import (
     OTHER_RULE,
     SWALLOWED,
     Detail,
-    ServerError,
+    MariadbError,
     interferes,
     read,
     wrapped,
@@ -137,6 +136,7 @@ class MariadbTable:
     async def _announce(self, credential: Credential) -> None:
         stamps, names, proofs = _texts(credential)
         arguments = f"{self._scope}, '{self.table}', {self._rule}, {stamps}, {names}, {proofs}"
+        await self._ask(credential)  # nothing is written under it: whether it is held may be asked first
         await self._session.run(f"CALL fenced_guard.announce_alone({arguments})")
 
     async def enter(self, credential: Credential | None) -> None:
@@ -174,10 +174,17 @@ class MariadbTable:
         await self._session.begin(
             f"CALL fenced_guard.enter({self._arguments(credential, step)}, {int(again)}, {left})"
         )
+        await self._ask(credential)
         if hint is not None and not again:
             _seen[hint] = None
             if len(_seen) > _REMEMBERED:
                 _seen.popitem(last=False)
+
+    async def _ask(self, credential: Credential) -> None:
+        """Whether the leases are still held, if that is wanted; the marks are locked by now."""
+        if credential.still_held:
+            stamps, _, _ = _texts(credential)
+            await self._session.run(f"CALL fenced_guard.still_held({self._scope}, {stamps})")
 
     def _hint(self, credential: Credential) -> tuple[str, str, str] | None:
         """Under which this announcement is remembered; None if it has to go the long way each time."""
@@ -217,7 +224,7 @@ class MariadbTable:
                 last = error
         raise Contended(f"newer commits interfered {REPEATS} times; try again: {last}") from last
 
-    async def undo(self, error: BaseException) -> ServerError:
+    async def undo(self, error: BaseException) -> MariadbError:
         """Roll back. If the error is a refusal, record it, and raise its typed form."""
         answer = read(error)
         if isinstance(error, FencedError) or answer.code == OPEN:
@@ -259,6 +266,7 @@ class MariadbTable:
         step = "announce" if self.mandatory else "write"
         try:
             await self._session.run(f"CALL fenced_guard.announce_within({self._arguments(credential, step)})")
+            await self._ask(credential)
         except Exception as error:
             raise await self.refusal_within(error) from error
 
@@ -309,7 +317,7 @@ class MariadbTable:
                 raise answer.typed(committing=True) from error
             raise
 
-    async def _explain(self, error: BaseException, *, committing: bool = False) -> ServerError:
+    async def _explain(self, error: BaseException, *, committing: bool = False) -> MariadbError:
         """Roll back after an error of the program's statement. If it is a refusal, a conflict or the end of the
         connection of a lost lease, raise its typed form."""
         answer = await self.undo(error)
@@ -348,10 +356,6 @@ class MariadbTable:
 
 def _check(credential: Credential) -> None:
     """Unsupported or InvalidStamp for what no part may be dropped of."""
-    if credential.still_held:
-        raise Unsupported("a MariaDB guard has no still_held: it cannot ask the authority in the same step")
-    if credential.proofs:
-        raise Unsupported("a MariaDB guard has no proofs: it cannot check one, and does not ignore it")
     for stamp in credential.stamps:
         if not stamp.names:  # an operation about no name would be compared with no mark, and admitted
             raise InvalidStamp(f"a stamp covers at least one name, and {shown(stamp)} none")

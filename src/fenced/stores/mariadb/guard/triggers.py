@@ -18,7 +18,7 @@ EVENTS = {"insert": ("NEW",), "update": ("NEW", "OLD"), "delete": ("OLD",)}
 
 
 @dataclass(frozen=True)
-class TableShape:
+class MariadbShape:
     """The table as it is now."""
 
     scope: str
@@ -40,13 +40,13 @@ def trigger_name(table: str, event: str) -> str:
     return f"fenced_{table}_{event}"
 
 
-def name_of(spec: Spec, table: TableShape, row: str) -> str:
+def name_of(spec: Spec, table: MariadbShape, row: str) -> str:
     """The SQL expression for the name of a row (NEW or OLD)."""
     parts = _parts(spec, table, row)
     return parts[0] if len(parts) == 1 else f"CONCAT({', '.join(parts)})"
 
 
-def _parts(spec: Spec, table: TableShape, row: str, before: str = "") -> list[str]:
+def _parts(spec: Spec, table: MariadbShape, row: str, before: str = "") -> list[str]:
     """The pieces of the name, with a text before it."""
     parts = []
     for number, (piece, is_column) in enumerate(spec.pieces):
@@ -69,18 +69,18 @@ def _constant(text: str) -> str:
     return f"_utf8mb4 {found}" if found.startswith("x") else found
 
 
-def triggers(spec: Spec, table: TableShape) -> list[str]:
+def triggers(spec: Spec, table: MariadbShape) -> list[str]:
     """The statements that create the triggers."""
     return [*(_decides(spec, table, event) for event in EVENTS), *_epoch_triggers(spec, table)]
 
 
-def drop(table: TableShape) -> list[str]:
+def drop(table: MariadbShape) -> list[str]:
     """The statements that drop them."""
     names = (trigger_name(table.table, event) for event in (*EVENTS, "epoch_i", "epoch_u"))
     return [f"DROP TRIGGER IF EXISTS `{table.scope}`.`{name}`" for name in names]
 
 
-def _decides(spec: Spec, table: TableShape, event: str) -> str:
+def _decides(spec: Spec, table: MariadbShape, event: str) -> str:
     asked = [_asked(spec, table, row) for row in EVENTS[event]]
     if event == "update":
         asked[1:] = [f"IF {moved(spec, table)} THEN\n    {asked[1]}\n  END IF;"] if spec.columns else []
@@ -88,14 +88,14 @@ def _decides(spec: Spec, table: TableShape, event: str) -> str:
     return trigger(table, event, "AFTER", event.upper(), body)
 
 
-def trigger(table: TableShape, label: str, when: str, event: str, body: str) -> str:
+def trigger(table: MariadbShape, label: str, when: str, event: str, body: str) -> str:
     return (
         f"CREATE TRIGGER `{table.scope}`.`{trigger_name(table.table, label)}` {when} {event} ON {table.quoted}\n"
         f"FOR EACH ROW BEGIN\n  {body}\nEND"
     )
 
 
-def _asked(spec: Spec, table: TableShape, row: str) -> str:
+def _asked(spec: Spec, table: MariadbShape, row: str) -> str:
     name, own = name_of(spec, table, row), f"{table.table}:"
     decided = ", ".join(_parts(spec, table, row, own))
     where = f"{literal(table.scope)}, '{table.table}'"
@@ -109,7 +109,7 @@ def _asked(spec: Spec, table: TableShape, row: str) -> str:
     )
 
 
-def moved(spec: Spec, table: TableShape) -> str:
+def moved(spec: Spec, table: MariadbShape) -> str:
     """Whether an UPDATE has changed the name: compared byte by byte, whatever the collation says."""
     same = []
     for column in spec.columns:
@@ -121,7 +121,7 @@ def moved(spec: Spec, table: TableShape) -> str:
     return f"NOT ({' AND '.join(same)})"
 
 
-def _epoch_triggers(spec: Spec, table: TableShape) -> list[str]:
+def _epoch_triggers(spec: Spec, table: MariadbShape) -> list[str]:
     """They put the token of an admitted write into the row. A write that is only let through keeps the epoch, or 0
     if it changes the name. An AUTO_INCREMENT column has no value yet: a name with one gets its epoch by an UPDATE."""
     if spec.epoch is None:
@@ -138,7 +138,7 @@ def _epoch_triggers(spec: Spec, table: TableShape) -> list[str]:
 
 def _digest() -> str:
     """A digest of the statements that create a table's triggers. If it differs, an installation would change them."""
-    table = TableShape("d", "t", {"id": "int", "name": "varchar", "epoch": "bigint"})
+    table = MariadbShape("d", "t", {"id": "int", "name": "varchar", "epoch": "bigint"})
     specs = [
         Spec("t", "t/{id}/{name}"),
         Spec("t", "{name}", "sequenced", "epoch"),

@@ -20,7 +20,15 @@ from fenced.stores.mariadb.guard.tables import MariadbTable
 from fenced.stores.mariadb.wire.connection import MariadbConnection, connect
 from fenced.stores.mariadb.wire.failures import ServerRefusal
 from fenced.values import timing
-from fenced.values.contracts import MANY_NAMES, SEVERAL_LEASES, Operator, Runtime, Trait
+from fenced.values.contracts import (
+    MANY_NAMES,
+    PROOFS,
+    SEVERAL_LEASES,
+    STILL_HELD,
+    Operator,
+    Runtime,
+    Trait,
+)
 from fenced.values.decision import Rule
 from fenced.values.model import Credential
 
@@ -39,6 +47,8 @@ class MariadbValues(TableValues[WireSession]):
         Trait("mandatory", "Triggers decide every write to the table, also one typed into a shell."),
         MANY_NAMES,
         SEVERAL_LEASES,
+        PROOFS,
+        STILL_HELD,
         Trait(
             "modes-wait",
             "A change of a mode waits for open transactions that have met the guard, and then binds every later one.",

@@ -30,11 +30,11 @@ _OPEN = {
 }
 
 
-class Runs(Protocol):
+class RunsStatements(Protocol):
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
 
-class Server(NamedTuple):
+class MariadbProduct(NamedTuple):
     """What runs there."""
 
     product: str
@@ -42,14 +42,14 @@ class Server(NamedTuple):
     version: tuple[int, int]
 
 
-class Found(NamedTuple):
+class InstalledTables(NamedTuple):
     """The schema of a server, and a digest of its routines."""
 
     schema: Schema
     routines: str
 
 
-async def server_of(session: Runs) -> Server:
+async def server_of(session: RunsStatements) -> MariadbProduct:
     """Unsupported if it is too old."""
     ((said,),) = await session.run("SELECT VERSION()")
     text = said.decode() if isinstance(said, bytes) else str(said)
@@ -58,17 +58,17 @@ async def server_of(session: Runs) -> Server:
     version = (numbers[0], numbers[1])
     if version < ((10, 6) if product == "mariadb" else (8, 0)):
         raise Unsupported(f"a guard needs MariaDB 10.6 or MySQL 8.0, or later, and this server is {text}")
-    return Server(product, version)
+    return MariadbProduct(product, version)
 
 
-async def is_open(session: Runs) -> bool:
+async def is_open(session: RunsStatements) -> bool:
     """Whether the session is in a transaction."""
     server = await server_of(session)
     ((found,),) = await session.run(f"SELECT {_OPEN[server.product]}")
     return bool(found)
 
 
-async def look(session: Runs) -> Found | None:
+async def look(session: RunsStatements) -> InstalledTables | None:
     """The schema of this server; None if it has none, or this user may not see it."""
     there = await session.run(
         "SELECT COUNT(*) FROM information_schema.TABLES "
@@ -82,12 +82,12 @@ async def look(session: Runs) -> Found | None:
     if not rows:
         return None
     version, readable_by, release, routines = rows[0]
-    found = Found(Schema(version, readable_by, release), routines)
+    found = InstalledTables(Schema(version, readable_by, release), routines)
     check_readable("the guard of this server", found.schema, VERSION)
     return found
 
 
-async def installed(session: Runs) -> Found:
+async def installed(session: RunsStatements) -> InstalledTables:
     """The schema of this server; Misconfigured without one, or if it must be upgraded first."""
     found = await look(session)
     if found is None:
@@ -138,7 +138,7 @@ def digest(product: str) -> str:
     return hashlib.sha256("\n".join(routines(product)).encode()).hexdigest()[:16]
 
 
-async def upgrade(session: Runs) -> list[str]:
+async def upgrade(session: RunsStatements) -> list[str]:
     """The statements that bring the schema of this server to our version; none if it has it."""
     server, found = await server_of(session), await look(session)
     own = digest(server.product)

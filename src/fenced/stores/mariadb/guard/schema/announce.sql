@@ -4,6 +4,18 @@
 -- hints: `decide` compares a line with the mark, under its lock, for every statement. So a line that is left over or made up
 -- admits nothing that is stale.
 
+-- Whether a key of this database has signed the stamp, whatever its seq. HMAC: SHA256(outer, SHA256(inner, message)).
+CREATE PROCEDURE fenced_guard.check_proof(p_scope VARBINARY(64), p_stamp MEDIUMBLOB, p_proof MEDIUMBLOB, OUT p_proven BOOLEAN)
+BEGIN
+  DECLARE v_inner, v_outer VARBINARY(64);
+  DECLARE v_message MEDIUMBLOB DEFAULT CONCAT('fenced proof 1', x'0A', SUBSTRING_INDEX(p_stamp, ':', 3), ':-:',
+    SUBSTRING(p_stamp, LENGTH(SUBSTRING_INDEX(p_stamp, ':', 4)) + 2));
+  SELECT inner_block, outer_block INTO v_inner, v_outer FROM fenced_guard.proof_key
+  WHERE scope = p_scope AND id = LEFT(SUBSTRING_INDEX(p_proof, ':', 1), 32) AND revoked IS NULL LOCK IN SHARE MODE;
+  SET p_proven = COALESCE(
+    SHA2(CONCAT(v_outer, UNHEX(SHA2(CONCAT(v_inner, v_message), 256))), 256) = SUBSTRING(p_proof, LOCATE(':', p_proof) + 1), FALSE);
+END
+$$
 -- Decide about one name: lock its mark, judge the stamp, raise the mark. `p_verdict` 'contended': the mode refuses nothing, and
 -- another transaction has locked the mark.
 --
@@ -19,7 +31,7 @@ admit: BEGIN
   DECLARE v_text VARBINARY(40);
   DECLARE v_floor, v_wait BIGINT;
   DECLARE v_operation, v_kept VARBINARY(32);
-  DECLARE v_proof BOOLEAN;
+  DECLARE v_proof, v_proven BOOLEAN;
   DECLARE EXIT HANDLER FOR 1205 BEGIN
     SET SESSION innodb_lock_wait_timeout = v_wait;
     IF p_refuses THEN
@@ -42,7 +54,14 @@ admit: BEGIN
   IF s_token < 1 OR s_token > 9007199254740991 OR s_seq < 0 OR s_seq > 9007199254740991 THEN
     SET p_verdict = 'invalid', SESSION innodb_lock_wait_timeout = v_wait;
     LEAVE admit;
-  ELSEIF v_realm <> v_stamped THEN
+  ELSEIF v_proof THEN
+    CALL fenced_guard.check_proof(p_scope, p_stamp, p_proof, v_proven);
+    IF NOT v_proven THEN
+      SET p_verdict = 'forged', SESSION innodb_lock_wait_timeout = v_wait;
+      LEAVE admit;
+    END IF;
+  END IF;
+  IF v_realm <> v_stamped THEN
     SET p_verdict = 'foreign', SESSION innodb_lock_wait_timeout = v_wait;
     LEAVE admit;
   ELSEIF NOT p_covered THEN
@@ -162,7 +181,7 @@ enter: BEGIN
   IF v_short AND LENGTH(p_names) <= 202 THEN  -- a mode that refuses nothing must not wait for a lock, either
     SET v_name = SUBSTRING(p_names, 3);
     SELECT m.token, m.grant_id INTO v_token, v_grant FROM fenced_guard.trust t STRAIGHT_JOIN fenced_guard.mark m
-    WHERE t.scope = p_scope AND t.realm = SUBSTRING(p_stamps, 3, 16) AND m.scope = p_scope AND m.name = v_name LOCK IN SHARE MODE;
+    WHERE t.scope = p_scope AND t.realm = SUBSTRING(p_stamps, 3, 16) AND NOT t.proof AND m.scope = p_scope AND m.name = v_name LOCK IN SHARE MODE;
     IF CONCAT(':', v_token, ':') = SUBSTRING(p_stamps, 19, LENGTH(v_token) + 2) AND LOCATE(CONCAT(':', v_grant, ':'), p_stamps) > 0 THEN
       SET @fenced_lines = CONCAT(x'0A', p_scope, '/', SUBSTRING(p_names, 3), x'094109', v_token, x'09', v_grant, x'0930', x'09', p_stamps,
         x'0A');
@@ -264,4 +283,31 @@ BEGIN
   IF @fenced_lines = x'0A' THEN
     CALL fenced_guard.forget();
   END IF;
+END
+$$
+-- Fail unless the authority in the guarded database says that each of these leases is still held. It is called when the marks are
+-- locked, and locks no attempt: a lock would block renewals. That is safe, because a successor that is granted a name later
+-- must wait for our lock of its mark.
+CREATE PROCEDURE fenced_guard.still_held(p_scope VARBINARY(64), p_stamps MEDIUMBLOB)
+BEGIN
+  DECLARE v_stamp MEDIUMBLOB;
+  DECLARE v_scope VARBINARY(64);
+  DECLARE EXIT HANDLER FOR 1146, 1049 SIGNAL SQLSTATE 'ZF001' SET MYSQL_ERRNO = 919,
+    MESSAGE_TEXT = 'fenced: still_held needs the authority in the same database';
+  SELECT scope INTO v_scope FROM fenced_guard.trust WHERE scope = p_scope LOCK IN SHARE MODE;
+  SET @fenced_query = CONCAT('SELECT COUNT(*) INTO @fenced_held FROM `', REPLACE(v_scope, '`', '``'), '`.fenced_attempt a JOIN `',
+    REPLACE(v_scope, '`', '``'), '`.fenced_namespace n ON n.id = a.namespace WHERE a.id = ? AND n.realm = ? AND a.token = ? ',
+    'AND a.state = ''granted'' AND a.expires > TIMESTAMPDIFF(MICROSECOND, ''1970-01-01'', UTC_TIMESTAMP(6)) * 1000');
+  PREPARE fenced_held FROM @fenced_query;
+  WHILE p_stamps <> '' DO
+    SET v_stamp = SUBSTRING_INDEX(p_stamps, ' ', 1), p_stamps = SUBSTRING(p_stamps, LENGTH(v_stamp) + 2);
+    SET @fenced_realm = SUBSTRING_INDEX(SUBSTRING_INDEX(v_stamp, ':', 2), ':', -1),
+      @fenced_token = SUBSTRING_INDEX(SUBSTRING_INDEX(v_stamp, ':', 3), ':', -1),
+      @fenced_grant = SUBSTRING_INDEX(SUBSTRING_INDEX(v_stamp, ':', 5), ':', -1);
+    EXECUTE fenced_held USING @fenced_grant, @fenced_realm, @fenced_token;
+    IF @fenced_held = 0 THEN
+      SIGNAL SQLSTATE 'ZF001' SET MYSQL_ERRNO = 918, MESSAGE_TEXT = 'fenced: the lease is over';
+    END IF;
+  END WHILE;
+  DEALLOCATE PREPARE fenced_held;
 END

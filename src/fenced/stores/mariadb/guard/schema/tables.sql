@@ -19,6 +19,18 @@ CREATE TABLE IF NOT EXISTS fenced_guard.trust (
   proof    BOOLEAN NOT NULL DEFAULT FALSE            -- whether only a signed stamp may raise a mark
 ) ENGINE = InnoDB
 $$
+-- The keys that may sign stamps. Of a secret there are the two blocks that HMAC-SHA256 begins with.
+CREATE TABLE IF NOT EXISTS fenced_guard.proof_key (
+  scope       VARBINARY(64) NOT NULL,
+  id          VARBINARY(32) NOT NULL,
+  kind        VARBINARY(8) NOT NULL,
+  inner_block VARBINARY(64) NOT NULL,
+  outer_block VARBINARY(64) NOT NULL,
+  added       DATETIME(6) NOT NULL,
+  revoked     DATETIME(6),
+  PRIMARY KEY (scope, id)
+) ENGINE = InnoDB
+$$
 -- The highest stamp admitted for each name. Its row lock is the fence. Token 0: nothing was admitted yet.
 CREATE TABLE IF NOT EXISTS fenced_guard.mark (
   scope     VARBINARY(64) NOT NULL,
