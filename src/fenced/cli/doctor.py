@@ -70,7 +70,8 @@ def doctor(
     """
     if not authorities and not guards:
         raise click.UsageError("which set-up? Pass an AUTHORITY, and --guard URL")
-    looked = [look_at_guard(url, asks_roles=bool(writers)) for url in guards]  # before the authorities: see looks.py
+    # Guards before authorities: see looks.py.
+    looked = [look_at_guard(url, asks_roles=bool(writers)) for url in guards]
     report = diagnosed([look_at_authority(url, namespace) for url in authorities], looked, frozenset(writers))
     failed = _run_kit(authorities) if conformance else []
     if as_json:
