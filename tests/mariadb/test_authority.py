@@ -18,6 +18,7 @@ from pymysql.constants import CLIENT
 
 import fenced
 from fenced.cli.operating import authority as authority_commands
+from fenced.drills.relay import Proxy
 from fenced.errors import FencedError, Indeterminate, Misconfigured, NotGranted, Unavailable
 from fenced.leases.rows import SWEEP_EVERY_TOKENS
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -26,7 +27,7 @@ from fenced.stores.mariadb.authority.rows import KEEP_NUMBERS, lock_query
 from fenced.stores.mariadb.authority.session import STOPPED_SECONDS, WATCHED, WRITES
 from fenced.stores.mariadb.authority.settings import MariadbSettings
 from fenced.testing.kit import asking, granted
-from fenced.values.model import Ended, Granted, Kept, Released
+from fenced.values.model import Ended, Granted, Kept, Released, Waiting
 from fenced_testkit.servers import MariadbServer
 from tests.conftest import NewMariadb
 
@@ -127,6 +128,27 @@ def test_a_waiter_asks_rarely_and_is_granted_soon(mariadb_server: MariadbServer,
             waiter.join()
         assert time.monotonic() - released < 10
         assert min(tokens) > max(lease.token for lease in held)
+
+
+def test_many_waiters_of_one_name_are_renewed_and_shown_in_a_few_requests(
+    mariadb_server: MariadbServer, mariadb_url: str
+) -> None:
+    """However many there are: what the algorithm asks for about each of them is fetched at once."""
+    step(opened(mariadb_url).close())
+    with Proxy(mariadb_server.host, mariadb_server.port) as proxy:
+        authority = opened(f"mariadb://root@{proxy.host}:{proxy.port}/{database_of(mariadb_url)}")
+        waiters = [asking(RUNTIME, "orders", wait=True) for _ in range(60)]
+        for ask in waiters:
+            step(authority.ask(ask))
+        leases = [asking(RUNTIME, f"orders/{number}") for number in range(60)]
+        for ask in leases:
+            step(granted(authority, ask))
+        before = proxy.requests
+        answers = step(authority.renew([ask.secret for ask in (*waiters, *leases)]))
+        assert [type(answer) for answer in answers] == [Kept] + [Waiting] * 59 + [Kept] * 60
+        assert len(step(authority.survey())) == 61
+        assert proxy.requests - before < 25, "of which most make the connection for renewals"
+        step(authority.close())
 
 
 def test_short_calls_also_look(mariadb_url: str) -> None:

@@ -9,7 +9,7 @@ same clock, so it takes the same way. What it will ask for first is sent before 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fenced.stores.mariadb.wire.connection import Result
 
@@ -44,14 +44,17 @@ class StatementJournal:
             self._entries.append(NOTHING)
         self._place += 1
 
-    def read(self, statement: str, ahead: Sequence[str] = ()) -> Result:
-        """The answer to a statement. If it must be sent, `ahead` are sent, too: they will be asked for soon."""
+    def read(self, statement: str, ahead: Iterable[str] = (), *, once: bool = False) -> Result:
+        """The answer to a statement. If it must be sent, `ahead` are sent, too: they will be asked for soon.
+
+        `once`: it has another answer each time, and nothing is sent with it.
+        """
         if self._place == len(self._entries):
-            answer = self._known.pop(statement, None)
+            answer = self._known.pop(statement, None) if once else self._known.get(statement)
             if answer is None:
-                self.unsent.append(statement)
-                self._ahead = [each for each in ahead if each not in self._known]
-                self.unsent += self._ahead
+                new = [statement, *(each for each in ahead if each not in self._known)]
+                self._ahead = [] if once else new
+                self.unsent += new
                 raise Missing
             self._entries.append(answer)
         self._place += 1
@@ -59,8 +62,8 @@ class StatementJournal:
 
     def record(self, results: Sequence[Result]) -> None:
         """What came back for `unsent`."""
-        asked = len(results) - len(self._ahead) - 1
+        asked = len(results) - max(len(self._ahead), 1)
         self._entries.append(results[asked])
-        self._known.update(zip(self._ahead, results[asked + 1 :], strict=True))
+        self._known.update(zip(self._ahead, results[asked:], strict=False))
         self.unsent.clear()
         self._ahead = []

@@ -95,13 +95,14 @@ class MariadbRows:
         self._asked: AttemptRow | None = None
         self._known: set[str] = set()
         """The attempts that have a row."""
-        self._soon: list[str] = []
-        """What the algorithm will ask for after the first claim."""
+        self._soon: dict[str, None] = {}
+        """What the algorithm will ask for after the first claim, and has not asked for yet."""
 
-    def _rows(self, statement: str, ahead: Sequence[str] = ()) -> list[AttemptRow]:
+    def _rows(self, statement: str, ahead: Iterable[str] = ()) -> list[AttemptRow]:
         return list(map(attempt_row, self._journal.read(statement, ahead).rows))
 
     def _row(self, statement: str) -> AttemptRow | None:
+        self._soon.pop(statement, None)
         rows = self._rows(statement, self._soon)
         self._known.update(row.id for row in rows)
         return rows[0] if rows else None
@@ -130,7 +131,7 @@ class MariadbRows:
 
     def next_ticket(self) -> int:
         """Tokens and tickets are drawn from the same numbers."""
-        return self._journal.read(SQL["number"]).insert_id
+        return self._journal.read(SQL["number"], once=True).insert_id
 
     def raise_floor(self, above: int) -> int:
         """Its lock waits for all grants that have read the old floor; those that come later have greater numbers."""
@@ -163,10 +164,8 @@ class MariadbRows:
         for row in rows:
             if row.state == "waiting":
                 for name in row.names:
-                    self._soon += [
-                        claim_query(self.namespace, name),
-                        before_query(self.namespace, name, row.ticket),
-                    ]
+                    self._soon[claim_query(self.namespace, name)] = None
+                    self._soon[before_query(self.namespace, name, row.ticket)] = None
         return {row.id: row for row in rows}
 
     def put(self, row: AttemptRow) -> None:
@@ -269,5 +268,6 @@ class MariadbRows:
     def names(self, after: str, limit: int) -> list[str]:
         found = SQL["names"].format(namespace=self.namespace, after=literal(after), limit=limit)
         names = [name.decode() for (name,) in self._journal.read(found).rows]
-        self._soon = [query(self.namespace, name) for name in names for query in (claim_query, queue_query)]
+        pairs = [(claim_query(self.namespace, name), queue_query(self.namespace, name)) for name in names]
+        self._soon = dict.fromkeys(query for pair in pairs for query in pair)
         return names
