@@ -148,7 +148,7 @@ def _install(operations: Operations, operation: InstallGuardOp) -> None:
         words += ["--replace"] if operation.replaces else []
         _stop_here(operations, "install", spec.table, *words, "--print", "--no-transaction")
     else:
-        guard = _table(operations.get_bind(), spec, mandatory)
+        guard = _table(_between_statements(operations), spec, mandatory)
         step(guard.install(operation.mode, replace=operation.replaces))
 
 
@@ -157,7 +157,15 @@ def _uninstall(operations: Operations, operation: UninstallGuardOp) -> None:
     if operations.migration_context.as_sql:
         _stop_here(operations, "uninstall", operation.table, "--print", "--no-transaction")
     else:
-        step(_table(operations.get_bind(), Spec(operation.table, "any")).uninstall())
+        step(_table(_between_statements(operations), Spec(operation.table, "any")).uninstall())
+
+
+def _between_statements(operations: Operations) -> Any:
+    """The migration's connection. Where DDL commits, the migration is no transaction: what it has done is committed."""
+    connection = operations.get_bind()
+    if connection.dialect.name in ("mariadb", "mysql"):
+        connection.commit()
+    return connection
 
 
 def _installed(claims: ClaimsBase) -> Spec:
