@@ -17,6 +17,8 @@ are in the `info` of their tables:
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -148,8 +150,9 @@ def _install(operations: Operations, operation: InstallGuardOp) -> None:
         words += ["--replace"] if operation.replaces else []
         _stop_here(operations, "install", spec.table, *words, "--print", "--no-transaction")
     else:
-        guard = _table(_between_statements(operations), spec, mandatory)
-        step(guard.install(operation.mode, replace=operation.replaces))
+        with _between_statements(operations) as connection:
+            guard = _table(connection, spec, mandatory)
+            step(guard.install(operation.mode, replace=operation.replaces))
 
 
 @Operations.implementation_for(UninstallGuardOp)
@@ -157,15 +160,23 @@ def _uninstall(operations: Operations, operation: UninstallGuardOp) -> None:
     if operations.migration_context.as_sql:
         _stop_here(operations, "uninstall", operation.table, "--print", "--no-transaction")
     else:
-        step(_table(_between_statements(operations), Spec(operation.table, "any")).uninstall())
+        with _between_statements(operations) as connection:
+            step(_table(connection, Spec(operation.table, "any")).uninstall())
 
 
-def _between_statements(operations: Operations) -> Any:
-    """The migration's connection. Where DDL commits, the migration is no transaction: what it has done is committed."""
+@contextmanager
+def _between_statements(operations: Operations) -> Iterator[Any]:
+    """The migration's connection; where DDL commits, another one, for the migration is no transaction there.
+
+    What it has done is committed by its driver: Alembic's own block goes on, and commits the version at its end.
+    """
     connection = operations.get_bind()
-    if connection.dialect.name in ("mariadb", "mysql"):
-        connection.commit()
-    return connection
+    if connection.dialect.name not in ("mariadb", "mysql"):
+        yield connection
+        return
+    connection.connection.commit()
+    with connection.engine.connect() as own:
+        yield own
 
 
 def _installed(claims: ClaimsBase) -> Spec:
