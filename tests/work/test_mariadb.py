@@ -299,6 +299,12 @@ def test_an_ability_that_these_servers_lack_is_refused_at_the_installation(place
         Claims(**{**options, "ready": "stats = 'pending'"}).install(db)
 
 
+def test_proofs_and_claims_exclude_each_other(place: Place, db: Any) -> None:
+    db.execute("UPDATE fenced_guard.trust SET proof = TRUE WHERE scope = CAST(DATABASE() AS BINARY)")
+    with pytest.raises(Unsupported, match="proofs"):
+        place.claims.install(db)
+
+
 def test_another_condition_replaces_column_and_index(place: Place, db: Any) -> None:
     db.execute("UPDATE runs SET status = 'waiting 50 %'")
     changed = Claims(**{**OPTIONS, "ready": "status = 'waiting 50 %'", "back": {"status": "waiting 50 %"}})

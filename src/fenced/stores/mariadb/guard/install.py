@@ -168,6 +168,9 @@ async def script(
     table = await look_at(spec, session)
     if await schema.look(session) is not None:
         await _refuse_others(spec, table, session, mandatory=mandatory, replace=replace)
+        where = f"scope = {literal(table.scope)} AND proof"
+        if spec.claims and await session.run(f"SELECT 1 FROM fenced_guard.trust WHERE {where}"):
+            raise Unsupported("proofs are required in this database, and claims carry none")
     makes_epoch = spec.epoch is not None and spec.epoch not in table.kinds
     added = [f"ALTER TABLE {table.quoted} ADD COLUMN `{spec.epoch}` BIGINT DEFAULT 0"] if makes_epoch else []
     made = triggers
