@@ -68,6 +68,7 @@ STORM_SECONDS = 60
 GUARD_STORM_SECONDS = 20
 SET_SECONDS = 600.0
 SET_CONTROL_SECONDS = 120.0
+ROLES = ("guarded", "control")
 JEPSEN = "leases from etcd with a ttl of 2 s"
 """As in Jepsen's test of etcd's locks; its values are in SQLite."""
 ETCD_DEFAULTS = {"heartbeat-interval": "100", "election-timeout": "1000"}
@@ -161,20 +162,21 @@ def guard_storms() -> dict[str, Any]:
 def sets(options: argparse.Namespace) -> dict[str, Any]:
     """The set of unique elements behind each guard, all at once; then the controls, in which nothing is refused.
 
-    Of one of the two alone: the file keeps its figures of the other.
+    One of the two alone is added to what the file has, with another seed.
     """
-    roles = [options.set_role] if options.set_role else ["guarded", "control"]
-    found: dict[str, Any] = {"kinds": {}, "seconds_each": {}} | (before("sets") if options.set_role else {})
-    kinds, times = found["kinds"], found["seconds_each"]
-    times |= {role: getattr(options, f"set_{role}_seconds") for role in roles}
+    roles = [options.set_role] if options.set_role else ROLES
+    kinds: dict[str, Any] = before("sets").get("kinds", {}) if options.set_role else {}
     lock = threading.Lock()
 
     def run(role: str, kind: str, words: Sequence[str]) -> None:
-        one = _storm(times[role], *words, drill="set")
-        one["lost_share"] = round(one["lost_updates"] / one["acknowledged"], 4)
+        runs, seconds = (
+            kinds.setdefault(kind, {}).setdefault(role, []),
+            getattr(options, f"set_{role}_seconds"),
+        )
+        one = {"seconds": seconds, **_storm(seconds, *words, seed=len(runs) + 1, drill="set")}
         with lock:  # all of them write one file
-            kinds.setdefault(kind, {})[role] = one
-            keep("sets", _sets_together(kinds, times))
+            runs.append({**one, "lost_share": round(one["lost_updates"] / one["acknowledged"], 4)})
+            keep("sets", _sets_together(kinds))
 
     with _guards() as guards, EtcdServer(ETCD_DEFAULTS) as etcd:
         jepsen = ("--authority", etcd.url(), "--ttl", "2")
@@ -188,7 +190,7 @@ def sets(options: argparse.Namespace) -> dict[str, Any]:
         for role in roles:
             with ThreadPoolExecutor(len(sides[role])) as pool:
                 list(pool.map(partial(run, role), sides[role], sides[role].values()))
-    return _sets_together(kinds, times)
+    return _sets_together(kinds)
 
 
 def _observing(address: str) -> str:
@@ -197,13 +199,14 @@ def _observing(address: str) -> str:
     return address
 
 
-def _sets_together(kinds: dict[str, Any], times: dict[str, float]) -> dict[str, Any]:
-    guarded = [each["guarded"] for each in kinds.values() if "guarded" in each]
-    together = {
-        "acknowledged_with_guard": sum(each["acknowledged"] for each in guarded),
-        "lost_with_guard": sum(each["lost_updates"] for each in guarded),
+def _sets_together(kinds: dict[str, Any]) -> dict[str, Any]:
+    guarded, control = ([run for each in kinds.values() for run in each.get(role, [])] for role in ROLES)
+    return {
+        "kinds": kinds,
+        "acknowledged_with_guard": sum(run["acknowledged"] for run in guarded),
+        "lost_with_guard": sum(run["lost_updates"] for run in guarded),
+        "least_lost_share_of_a_control": min((run["lost_share"] for run in control), default=None),
     }
-    return {"kinds": kinds, **together, "seconds_each": times}
 
 
 def holders() -> dict[str, Any]:
@@ -290,7 +293,7 @@ def main(arguments: list[str]) -> int:
         "--changes", type=int, default=elections.CHANGES, help="of leaders, on each authority"
     )
     sets_of = parser.add_argument_group("sets")
-    sets_of.add_argument("--set-role", choices=["guarded", "control"], help="only these")
+    sets_of.add_argument("--set-role", choices=ROLES, help="more of these")
     sets_of.add_argument("--set-guarded-seconds", type=float, default=SET_SECONDS)
     sets_of.add_argument("--set-control-seconds", type=float, default=SET_CONTROL_SECONDS)
     options = parser.parse_args(arguments)
