@@ -14,9 +14,12 @@ import pytest
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.leases.rows import NS
 from fenced.leases.rules import holder_text
+from fenced.net.pool import ConnectionBroken
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.stores.mariadb.authority.authority import MariadbAuthority
 from fenced.stores.mariadb.authority.rows import SQL, MariadbRows
+from fenced.stores.mariadb.authority.session import LeaseSession, LeaseTransaction
+from fenced.stores.mariadb.wire.failures import ServerRefusal
 from fenced.testing import AUTHORITY_CHECKS, CheckFailed, run
 from fenced.testing.kit import asking, granted
 from fenced.values.model import Ended, Granted, Kept, Released
@@ -242,3 +245,27 @@ def test_a_grant_that_is_told_again_without_a_commit_is_caught(
     (before,) = mariadb_server.execute("SHOW GLOBAL STATUS LIKE 'Com_commit'")
     step(granted(authority, ask))
     assert mariadb_server.execute("SHOW GLOBAL STATUS LIKE 'Com_commit'") == [before]
+
+
+@pytest.mark.parametrize(("commits", "error"), [(True, Indeterminate), (False, Unavailable)])
+def test_what_an_earlier_try_may_have_done_is_not_forgotten(
+    commits: bool, error: type[Exception], scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first try breaks while it commits, or before. Then a copy is in the way, and the connection breaks again."""
+    authority = scene.authority()
+    broken = ConnectionBroken("cut")
+    endings: list[tuple[bool, Exception]] = [
+        (commits, broken),
+        (False, ServerRefusal(1062, "x", 1)),
+        (False, broken),
+    ]
+
+    async def fail(session: LeaseSession, work: object, todo: LeaseTransaction, until: float) -> None:
+        todo.committing, ending = endings.pop(0)
+        raise ending
+
+    monkeypatch.setattr(MariadbAuthority, "shortens", False)
+    monkeypatch.setattr(LeaseSession, "_try", fail)
+    with pytest.raises(error):
+        step(authority.ask(asking(RUNTIME, "orders")))
+    assert endings == []

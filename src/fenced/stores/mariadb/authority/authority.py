@@ -15,7 +15,7 @@ from fenced.leases.pooled import WaitingAttempts
 from fenced.leases.rowauthority import Kind, RowAuthority, Work
 from fenced.leases.rows import SWEEP_EVERY_TOKENS
 from fenced.leases.rules import NAMESPACE_ORDER
-from fenced.net.pool import Pool, Wires
+from fenced.net.pool import ConnectionBroken, Pool, Wires
 from fenced.stores.mariadb.address import MariadbAddress
 from fenced.stores.mariadb.authority.opening import enter, install, stored_schema
 from fenced.stores.mariadb.authority.rows import (
@@ -179,16 +179,22 @@ class MariadbAuthority(RowAuthority):
         shortcuts = [usual] if usual is not None and self.shortens else []
 
         async def carry_out(session: LeaseSession) -> T:
-            if shortcuts and (answer := await shortcuts.pop()(session, todo)) is not None:
-                return answer
-            return await session.transact(work, todo, until)
+            todo.committing = False
+            try:
+                if shortcuts and (answer := await shortcuts.pop()(session, todo)) is not None:
+                    return answer
+                return await session.transact(work, todo, until)
+            except ConnectionBroken:
+                todo.doubt |= todo.committing  # whatever a further try finds out about itself
+                raise
 
         try:
             return await pool.request(carry_out, until, repeatable=repeatable)
         except Indeterminate as error:
-            if todo.committing:
+            if todo.doubt or todo.committing:
                 raise
-            raise Unavailable(str(error)) from error
+            known = error.__cause__  # why the last try failed
+            raise known if isinstance(known, FencedError) else Unavailable(str(error)) from error
         finally:
             self._floor = todo.floor
 

@@ -56,7 +56,9 @@ class LeaseTransaction:
     near: str = ""
     """Near which id to sweep, if `tidy` is not to look everywhere."""
     committing: bool = False
-    """From here on it may have been carried out."""
+    """From here on this try may have been carried out."""
+    doubt: bool = False
+    """An earlier try may have been carried out."""
 
 
 class LeaseSession:
@@ -143,9 +145,7 @@ class LeaseSession:
         except (FencedError, ServerRefusal, NotLocked, _OtherServer):
             await self._undo(until)
             raise
-        await self._undo(
-            until
-        )  # also what was only read: there is nothing to keep, and no commit to wait for
+        await self._undo(until)  # there is nothing to keep, and no commit to wait for
         return answer
 
     async def _decide(
