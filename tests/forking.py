@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,9 @@ def said_by_child(work: Callable[[], object], meanwhile: Callable[[], object] = 
         child = os.fork()
     if child == 0:
         try:
-            os.write(writer, json.dumps(work()).encode())
+            os.write(writer, json.dumps({"said": work()}).encode())
+        except BaseException:  # noqa: BLE001 - told to the parent, which fails
+            os.write(writer, json.dumps({"failed": traceback.format_exc()}).encode())
         finally:
             os._exit(0)
     os.close(writer)
@@ -31,8 +34,9 @@ def said_by_child(work: Callable[[], object], meanwhile: Callable[[], object] = 
     with os.fdopen(reader) as said:
         text = said.read()
     os.waitpid(child, 0)
-    assert text, "the child failed"
-    return json.loads(text)
+    answer = json.loads(text)
+    assert "said" in answer, answer["failed"]
+    return answer["said"]
 
 
 def inherits_no_lease(client: fenced.Client) -> None:

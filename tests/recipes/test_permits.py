@@ -39,9 +39,12 @@ def test_never_more_than_its_permits_are_held(url: str) -> None:
     def work() -> None:
         with fenced.Client(url) as client:
             semaphore = Semaphore(client, "pool", 3, ttl=TTL)
-            for _ in range(4):
-                with semaphore.hold() as permit, inside:
+            entered = 0
+            while entered < 4:
+                # A busy machine may keep a store from answering within the limit of a call.
+                with contextlib.suppress(fenced.Unavailable), semaphore.hold() as permit, inside:
                     assert permit.name in ("pool#0", "pool#1", "pool#2")
+                    entered += 1
                     pause.wait(0.01)
 
     threads = [threading.Thread(target=work) for _ in range(12)]

@@ -21,7 +21,7 @@ from fenced.client import registry
 from fenced.client.faces import Client
 from fenced.client.leases import Lease
 from fenced.drills.bound import bound
-from fenced.drills.processes import PATIENCE_SECONDS, CouldNotRun, descendants
+from fenced.drills.processes import PATIENCE_SECONDS, START_SECONDS, CouldNotRun, descendants
 from fenced.drills.programs import NotShown, relay_to, starved
 from fenced.errors import FencedError, NotGranted, Unsupported
 from fenced.guards.engine import Engine
@@ -223,14 +223,16 @@ class _Run:
         self, truth: Callable[[], Any], process: subprocess.Popen[bytes], output: Path, what: str
     ) -> Any:
         """What `truth` returns, as soon as it is true; the lease is renewed meanwhile."""
-        until = now() + PATIENCE_SECONDS
+        # The program may have to be compiled first, as Java's sources.
+        patience = START_SECONDS + PATIENCE_SECONDS
+        until = now() + patience
         while not (found := truth()):
             if process.poll() is not None:
                 last = output.read_text(errors="replace").strip().splitlines()[-1:]
                 said = "".join(f": {line}" for line in last)
                 raise NotShown(f"the program ended (status {process.returncode}) before it {what}{said}")
             if now() > until:
-                raise NotShown(f"within {PATIENCE_SECONDS:g} s the program never {what}")
+                raise NotShown(f"within {patience:g} s the program never {what}")
             if self._secret and now() > self._renew_at:
                 step(self._authority.renew([self._secret]))
                 self._renew_at = now() + self._outside.ttl / 3
