@@ -23,7 +23,7 @@ from typing import Any
 from evidence.authority_storms import worker
 from fenced.drills.relay import Proxy
 from fenced.runtime.clocks import now
-from fenced_testkit.servers import EtcdServer, PostgresqlServer, RedisServer, ZooKeeperServer
+from fenced_testkit.servers import EtcdServer, MariadbServer, PostgresqlServer, RedisServer, ZooKeeperServer
 from fenced_testkit.servers.base import Server
 
 TICK_SECONDS = 0.05
@@ -35,6 +35,7 @@ PROBE_SECONDS = 1.0
 """If a probe does not get SQLite's write lock in this time, the workers are taken to be blocked too."""
 SERVERS: dict[str, tuple[type[Server], str]] = {
     "postgresql": (PostgresqlServer, "postgresql://postgres@{}:{}/postgres"),
+    "mariadb": (MariadbServer, "mariadb://root@{}:{}/mysql"),
     "redis": (RedisServer, "redis://{}:{}/0"),
     "etcd": (EtcdServer, "etcd://{}:{}"),
     "zookeeper": (ZooKeeperServer, "zookeeper://{}:{}"),
