@@ -159,6 +159,12 @@ def guard_storms() -> dict[str, Any]:
     return {**found, "seconds_each": GUARD_STORM_SECONDS}
 
 
+def in_rounds(options: argparse.Namespace) -> dict[str, Any]:
+    """Rounds of drills; the file keeps those of the same code."""
+    how = {"jobs": options.jobs, "spin": not options.no_spinning}
+    return drills.run(options.rounds, partial(keep, "drills"), before("drills"), **how)
+
+
 def sets(options: argparse.Namespace) -> dict[str, Any]:
     """The set of unique elements behind each guard, all at once; then the controls, in which nothing is refused.
 
@@ -248,7 +254,7 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "storms": lambda _: storms(),
     "authority_storms": on_authorities,
     "guard_storms": lambda _: guard_storms(),
-    "drills": lambda options: drills.run(options.rounds, partial(keep, "drills"), before("drills")),
+    "drills": in_rounds,
     "drill_times": lambda _: drills.times(),
     "sets": sets,
     "guard_holders": lambda _: holders(),
@@ -288,7 +294,10 @@ def main(arguments: list[str]) -> int:
     storm.add_argument("--seed", type=int, default=authority_storms.SEED)
     parser.add_argument("--world", action="append", choices=worlds.KINDS, help="only these worlds")
     parser.add_argument("--count", type=int, default=worlds.WORLDS, help="of worlds, of each kind")
-    parser.add_argument("--rounds", type=int, default=drills.ROUNDS, help="of drills")
+    rounds = parser.add_argument_group("drills")
+    rounds.add_argument("--rounds", type=int, default=drills.ROUNDS)
+    rounds.add_argument("--jobs", type=int, default=drills.JOBS, help="at a time, on each stack")
+    rounds.add_argument("--no-spinning", action="store_true", help="the machine is busy enough")
     parser.add_argument(
         "--changes", type=int, default=elections.CHANGES, help="of leaders, on each authority"
     )

@@ -75,6 +75,7 @@ class StackTally:
 
     options: list[str]
     rounds: int
+    jobs: int
     told: Callable[[], None]
     verdicts: dict[str, Counter[str]] = field(default_factory=_counters)
     controls: dict[str, Counter[str]] = field(default_factory=_counters)
@@ -98,7 +99,7 @@ class StackTally:
         return self.controls[drill.name]["broken"] > 0
 
     def _batch(self, drills: Sequence[Drill], control: list[str] | None) -> None:
-        DrillBatch(self.options, control, self._take).run(drills, JOBS)
+        DrillBatch(self.options, control, self._take).run(drills, self.jobs)
 
     def _take(self, row: DrillRow) -> None:
         name = row.drill.name
@@ -134,9 +135,17 @@ class StackTally:
 
 
 def run(
-    rounds: int = ROUNDS, keep: Keep = lambda found: None, before: dict[str, Any] | None = None
+    rounds: int = ROUNDS,
+    keep: Keep = lambda found: None,
+    before: dict[str, Any] | None = None,
+    *,
+    jobs: int = JOBS,
+    spin: bool = True,
 ) -> dict[str, Any]:
-    """`keep` gets the figures after each drill, so that an interrupted run leaves what it has found."""
+    """`keep` gets the figures after each drill, so that an interrupted run leaves what it has found.
+
+    `spin`: keep both cores busy. Without it a machine that others use is left to them.
+    """
     began, cpu, lock, here = now(), _cpu_seconds(), threading.Lock(), code()
     past = before if before is not None and before.get("code") == here else {"parts": []}
 
@@ -144,6 +153,8 @@ def run(
         idle, total = (after - before for after, before in zip(_cpu_seconds(), cpu, strict=True))
         part = {
             "until_round": rounds,
+            "at_a_time": jobs * len(stacks),
+            "spinning": spin,
             "seconds": round(now() - began),
             "cores_idle_percent": round(100 * idle / total, 1) if total else None,
         }
@@ -151,7 +162,6 @@ def run(
             **{name: each.found for name, each in stacks.items()},
             "code": here,
             "controls": min(CONTROLS, rounds),
-            "jobs": JOBS * len(stacks),
             "parts": [*past["parts"], part],
         }
 
@@ -159,13 +169,17 @@ def run(
         with lock:  # two stacks write one file
             keep(found())
 
-    with busy_cores(), EtcdServer() as etcd, PostgresqlServer() as postgresql:
+    with (
+        busy_cores() if spin else contextlib.nullcontext(),
+        EtcdServer() as etcd,
+        PostgresqlServer() as postgresql,
+    ):
         guard = postgresql.url(postgresql.create_database())
         with_rule(guard, "sequenced")
         servers = ["--authority", etcd.url(), "--guard", guard]
         stacks = {
-            "sqlite": StackTally([], rounds, told),
-            "etcd and postgresql": StackTally(servers, rounds, told),
+            "sqlite": StackTally([], rounds, jobs, told),
+            "etcd and postgresql": StackTally(servers, rounds, jobs, told),
         }
         for name, stack in stacks.items():
             if name in past:
