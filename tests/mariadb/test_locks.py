@@ -248,7 +248,7 @@ def test_a_grant_that_is_told_again_without_a_commit_is_caught(
 
 
 @pytest.mark.parametrize(("commits", "error"), [(True, Indeterminate), (False, Unavailable)])
-def test_what_an_earlier_try_may_have_done_is_not_forgotten(
+def test_an_earlier_try_leaves_its_doubt(
     commits: bool, error: type[Exception], scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first try breaks while it commits, or before. Then a copy is in the way, and the connection breaks again."""

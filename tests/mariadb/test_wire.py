@@ -72,7 +72,8 @@ def test_a_deadline_is_for_all_of_an_answer(colour: Colour, mariadb_server: Mari
             await connection.run(["SELECT 1"], runtime.now())
 
     async def closed(connection: MariadbConnection, runtime: Runtime) -> None:
-        with contextlib.suppress(ServerRefusal, ConnectionBroken):  # MySQL says first that the statement was interrupted
+        # MySQL says first that the statement was interrupted.
+        with contextlib.suppress(ServerRefusal, ConnectionBroken):
             await connection.run(["KILL CONNECTION_ID()"], runtime.now() + 5)
         with pytest.raises(ConnectionBroken):
             await connection.run(["SELECT 1"], runtime.now() + 5)
