@@ -43,10 +43,6 @@ def _procedure(product: str, name: str) -> str:
 
 
 PLAIN_MARK = "SELECT token INTO v_token FROM fenced_guard.mark WHERE scope = p_scope AND name = v_name"
-_NEVER_WRITES = """  IF FALSE THEN
-    UPDATE fenced_guard.mark SET seq = seq WHERE scope = p_scope AND name = v_name;
-  END IF;
-"""
 BUGS = (
     Bug(
         "a plain read before the lock",
@@ -57,18 +53,12 @@ BUGS = (
         (("enter", "  CALL fenced_guard.announce(", f"  {PLAIN_MARK};\n  CALL fenced_guard.announce("),),
     ),
     Bug(
-        "a decision that could change a mark",
-        "a statement locks exclusively what its triggers could write, even where they do not: the older holder's "
-        "second lock of its mark deadlocks with the newer one, who waits for the first",
+        "a decision that locks the mark exclusively",
+        "as it would if it called anything that writes marks: the older holder's second lock of its mark deadlocks with "
+        "the newer one, who waits for the first",
         "1213",
         ("old again and new",),
-        (
-            (
-                "decide",
-                "  CALL fenced_guard.let_through(",
-                _NEVER_WRITES + "  CALL fenced_guard.let_through(",
-            ),
-        ),
+        (("decide", "AND name = v_name LOCK IN SHARE MODE", "AND name = v_name FOR UPDATE"),),
     ),
     Bug(
         "the variables are trusted",
@@ -78,8 +68,8 @@ BUGS = (
         (
             (
                 "decide",
-                "    IF v_verdict = 'rises' THEN",
-                "    SET v_verdict = 'admit';\n    IF v_verdict = 'rises' THEN",
+                "IF LOCATE(CONCAT(v_key, m_token, x'09', m_grant, x'09'), @fenced_lines) = v_at THEN",
+                "IF TRUE THEN",
             ),
         ),
     ),

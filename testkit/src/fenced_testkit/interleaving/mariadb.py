@@ -16,6 +16,9 @@ from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS
 
 from fenced_testkit.interleaving.scripts import AnyScript, ScriptOutcome, ScriptStep
 
+_WAITING = """
+SELECT t.PROCESSLIST_ID FROM performance_schema.data_lock_waits w
+JOIN performance_schema.threads t ON t.THREAD_ID = w.REQUESTING_THREAD_ID"""
 _THREAD = re.compile(r"^(?:MariaDB|MySQL) thread id (\d+)", re.MULTILINE)
 
 
@@ -59,7 +62,7 @@ class MariadbEngine:
     def __init__(self, connect: Callable[[], pymysql.Connection[Any]]) -> None:
         self._connect = connect
         self._pids: set[int] = set()
-        self._watch = connect()
+        self._watch: Any = connect()
 
     def connect(self) -> MariadbSession:
         session = MariadbSession(self._connect())
@@ -77,7 +80,18 @@ class MariadbEngine:
             _, _, told = transaction.partition(", ")
             if told.startswith("ACTIVE") and (thread := _THREAD.search(told)):
                 (waiting if "\nLOCK WAIT " in told else others).add(int(thread[1]))
-        return {pid: frozenset(others & self._pids if pid in waiting else ()) for pid in pids}
+        # MySQL does not list transactions that have written nothing. So some who wait are in its performance schema
+        # alone, and a blocker may be anybody who does not wait.
+        waiting |= self._waiting_on_mysql()
+        blockers = others & self._pids or self._pids - waiting
+        return {pid: frozenset(blockers if pid in waiting else ()) for pid in pids}
+
+    def _waiting_on_mysql(self) -> set[int]:
+        if "mariadb" in self._watch.get_server_info().lower():
+            return set()
+        with self._watch.cursor() as cursor:
+            cursor.execute(_WAITING)
+            return {pid for (pid,) in cursor.fetchall()}
 
     def cancel(self, pid: int) -> None:
         with self._watch.cursor() as cursor:

@@ -7,6 +7,27 @@
 -- exclusive lock, and deadlock with a successor that waits for the shared one of the announcement.
 CREATE PROCEDURE fenced_guard.decide(p_scope VARBINARY(64), p_table VARBINARY(64), p_name MEDIUMBLOB)
 decide: BEGIN
+  DECLARE v_key MEDIUMBLOB DEFAULT CONCAT(x'0A', p_scope, '/', p_name, x'094109');
+  DECLARE v_at BIGINT DEFAULT LOCATE(v_key, @fenced_lines);
+  DECLARE v_name VARBINARY(200);
+  DECLARE m_token BIGINT;
+  DECLARE m_grant VARBINARY(32);
+  IF v_at > 0 THEN
+    -- The lock keeps the mark as it is until this transaction ends. It waits for nobody if the name was admitted here: then
+    -- this transaction has the lock already.
+    SET v_name = LEFT(p_name, 200);
+    SELECT token, grant_id INTO m_token, m_grant FROM fenced_guard.mark WHERE scope = p_scope AND name = v_name LOCK IN SHARE MODE;
+    IF LOCATE(CONCAT(v_key, m_token, x'09', m_grant, x'09'), @fenced_lines) = v_at THEN  -- announced, and still the mark
+      SET @fenced_ok = CONCAT(NOW(6), p_table, ':', p_name);
+      LEAVE decide;
+    END IF;
+  END IF;
+  CALL fenced_guard.decide_general(p_scope, p_table, p_name);
+END
+$$
+-- The same for what is not that simple.
+CREATE PROCEDURE fenced_guard.decide_general(p_scope VARBINARY(64), p_table VARBINARY(64), p_name MEDIUMBLOB)
+decide: BEGIN
   DECLARE v_line MEDIUMBLOB DEFAULT fenced_guard.line_of(p_scope, p_name);
   DECLARE v_name VARBINARY(200) DEFAULT LEFT(p_name, 200);
   DECLARE v_verdict VARBINARY(12);
@@ -20,8 +41,6 @@ decide: BEGIN
   END IF;
   CALL fenced_guard.let_through(p_scope, p_table, p_name, v_line, v_let);
   IF NOT v_let THEN
-    -- The lock keeps the mark as it is until this transaction ends. It waits for nobody if the name was admitted here: then
-    -- this transaction has the lock already.
     SELECT token, grant_id INTO m_token, m_grant FROM fenced_guard.mark WHERE scope = p_scope AND name = v_name LOCK IN SHARE MODE;
     SET v_verdict = fenced_guard.judge(m_token, m_grant, 0, NULL, fenced_guard.part(v_line, 2), fenced_guard.part(v_line, 3), 0, 'retry',
       FALSE, NULL);
