@@ -1,6 +1,6 @@
 """MySQL, which Debian 12 does not have: its packages of Debian's unstable, unpacked into `.mysql`, and what runs on it.
 
-The kits of authority and guard in both colours, the tests of MariaDB, and what a guarded write costs. Nothing is
+The kits of authority and guard in both colours, the tests of MariaDB and of claims, and what a guarded write costs. Nothing is
 installed: the server runs with the libraries that its packages came with.
 
     python -m evidence.mysql    # only unpacks, and prints the folder
@@ -29,6 +29,7 @@ KITS = {
     "authority_kit": ["tests/conformance/authorities/test_mariadb.py"],
     "guard_kit": ["tests/conformance/guards/test_mariadb.py"],
     "tests": ["tests/mariadb"],
+    "claims": ["tests/work/test_mariadb.py", "tests/work/test_interleavings_on_mariadb.py"],
 }
 BENCH = "guards_mariadb"
 
