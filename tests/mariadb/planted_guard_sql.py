@@ -54,8 +54,8 @@ BUGS = (
     ),
     Bug(
         "a decision that locks the mark exclusively",
-        "as it would if it called anything that writes marks: the older holder's second lock of its mark deadlocks with "
-        "the newer one, who waits for the first",
+        "as it would if it called anything that writes marks: the older holder's second lock of its mark deadlocks "
+        "with the newer one, who waits for the first",
         "1213",
         ("old again and new",),
         (("decide", "AND name = v_name LOCK IN SHARE MODE", "AND name = v_name FOR UPDATE"),),
