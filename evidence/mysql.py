@@ -1,7 +1,7 @@
 """MySQL, which Debian 12 does not have: its packages of Debian's unstable, unpacked into `.mysql`, and what runs on it.
 
-The kits of authority and guard in both colours, the tests of MariaDB and of claims, and what a guarded write costs. Nothing is
-installed: the server runs with the libraries that its packages came with.
+The kits of authority and guard in both colours, the tests of MariaDB and of claims, and what a guarded write costs.
+Nothing is installed: the server runs with the libraries that its packages came with.
 
     python -m evidence.mysql    # only unpacks, and prints the folder
 """

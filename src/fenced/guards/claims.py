@@ -7,6 +7,7 @@ The row is the mark, and the lease of a worker shows that the worker is alive. C
     claim_holder    the worker that has the row; NULL: nobody
     claim_attempts  how often it was claimed since it was made or revived
     claim_at        claimed: since when; ready: not before
+    claim_busy      where no index can be partial: 0 if the row may be claimed, else 1
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fenced.values.model import TOKEN_MAX
 if TYPE_CHECKING:
     from fenced.guards.spec import Spec
 
-COLUMNS = ("claim_token", "claim_write", "claim_holder", "claim_attempts", "claim_at")
+COLUMNS = ("claim_token", "claim_write", "claim_holder", "claim_attempts", "claim_at", "claim_busy")
 WRITE_BITS = 20
 CLOSED = (1 << WRITE_BITS) - 1024
 """The number of a write from which on only operators write under a claim: its worker's own writes come too late."""
