@@ -42,7 +42,9 @@ def _procedure(product: str, name: str) -> str:
     return found
 
 
-PLAIN_MARK = "SELECT token INTO v_token FROM fenced_guard.mark WHERE scope = p_scope AND name = v_name"
+PLAIN_MARK = (
+    "SELECT token INTO v_token FROM fenced_guard.mark WHERE scope = p_scope AND name = SUBSTRING(p_names, 3)"
+)
 BUGS = (
     Bug(
         "a plain read before the lock",
