@@ -98,7 +98,9 @@ def test_a_release_that_cannot_be_told_is_an_event(tmp_path: Path, monkeypatch: 
         lease.release()
     failed = [event for event in seen if isinstance(event, events.ReleaseFailed)]
     assert [event.names for event in failed] == [("b",), ("a",)]
-    assert "\nfenced_held 0\n" in recorder.text(), "neither is held any more, as far as the program is concerned"
+    assert "\nfenced_held 0\n" in recorder.text(), (
+        "neither is held any more, as far as the program is concerned"
+    )
     monkeypatch.undo()
     blocker.execute("ROLLBACK")
     lease.release()  # repeating it is harmless

@@ -65,20 +65,30 @@ def token_of(authority: MariadbAuthority, name: str = "orders") -> int:
 # proves authority mariadb: synced-grants
 def test_a_grant_outlives_a_kill_where_the_server_syncs(opened: Opens) -> None:
     """With innodb_flush_log_at_trx_commit 0, the control, what a kill takes away was acknowledged."""
-    for flush, survives in (("1", True), ("0", False)):
-        with MariadbServer({"innodb_flush_log_at_trx_commit": flush}) as server:
-            # Nothing else makes the server write its log within the time of this test.
-            server.execute("SET GLOBAL innodb_flush_log_at_timeout = 2700")
-            authority = opened(server)
-            assert bool(step(authority.open()).doubts) is not survives
-            time.sleep(1.5)
-            held = asking(RUNTIME, "held", ttl=600)
-            tokens = [token_of(authority), step(granted(authority, held)).token]
-            server.kill()
-            server.start()
-            after = opened(server)
-            assert (step(after.renew([held.secret])) == [Kept(600.0)]) is survives
-            assert (token_of(after) > max(tokens)) is survives
+    with MariadbServer({"innodb_flush_log_at_trx_commit": "1"}) as server:
+        assert not step(opened(server).open()).doubts
+        assert _outlives_a_kill(server, opened)
+    with MariadbServer({"innodb_flush_log_at_trx_commit": "0"}) as server:
+        assert step(opened(server).open()).doubts
+        # An idle server may write its log for reasons of its own, so one kill may take nothing away.
+        assert not all(_outlives_a_kill(server, opened) for _ in range(10))
+
+
+def _outlives_a_kill(server: MariadbServer, opened: Opens) -> bool:
+    server.execute("SET GLOBAL innodb_flush_log_at_timeout = 2700")
+    authority = opened(server)
+    step(authority.open())
+    time.sleep(1.5)  # the server was still waiting for the old time, a second, and writes its log once more
+    held = asking(RUNTIME, "held", ttl=600)
+    tokens = [token_of(authority), step(granted(authority, held)).token]
+    server.kill()
+    server.start()
+    after = opened(server)
+    kept = step(after.renew([held.secret])) == [Kept(600.0)]
+    assert token_of(after) > max(tokens) or not kept, "a token was granted again"
+    if kept:
+        step(after.release(held.secret))
+    return kept
 
 
 # proves authority mariadb: settings-watched

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from fenced.drills.worker import HolderSetup
 from fenced.runtime.clocks import now
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 """How long any step of a drill may take, in addition to the waits that the scenario itself contains."""
 START_SECONDS = 60.0
 """How long a program may take to load what it needs: a second, unless the machine is very busy."""

@@ -147,7 +147,12 @@ TABLE = (
         "guard",
         "Stamped operations that a later stage of the rollout would refuse.",
     ),
-    _counter("admitted_total", "guard", "holder", "Operations that raised a mark, at guards over cells and in SQLite."),
+    _counter(
+        "admitted_total",
+        "guard",
+        "holder",
+        "Operations that raised a mark, at guards over cells and in SQLite.",
+    ),
     _histogram(
         "token_gap",
         "tokens",
