@@ -118,6 +118,14 @@ def shell(server: MariadbServer, database: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
 
 
+def verdicts(operator: Any) -> set[bytes]:
+    """What was recorded under shadow."""
+    own = "scope = CAST(DATABASE() AS BINARY) AND ruling = 'record'"
+    return {
+        found for (found,) in run(operator, f"SELECT DISTINCT verdict FROM fenced_guard.record WHERE {own}")
+    }
+
+
 def test_five_stages_under_load(mariadb_server: MariadbServer, postgresql_url: str) -> None:
     database = mariadb_server.create_database()
     with connected(mariadb_server, database) as operator:
@@ -140,12 +148,11 @@ def test_five_stages_under_load(mariadb_server: MariadbServer, postgresql_url: s
             assert zombie(late, realm) == "let through"
             ORDERS.set_mode(operator, "shadow")
             go_on(writers)
-            assert zombie(late, realm) == "let through"
-            recorded = run(
-                operator,
-                f"SELECT DISTINCT verdict, ruling FROM fenced_guard.record WHERE {own} AND ruling = 'record'",
-            )
-            assert set(recorded) == {(b"stale", b"record"), (b"missing", b"record")}
+            until = time.monotonic() + PATIENCE_SECONDS
+            # Nothing waits for a mark in this mode, so a write whose mark is locked just then is let through unjudged.
+            while verdicts(operator) != {b"stale", b"missing"}:
+                assert time.monotonic() < until, "no late write was recorded"
+                assert zombie(late, realm) == "let through"
             for each in writers:
                 each.stamped = True
             go_on(writers)
